@@ -7,6 +7,8 @@ INSTALLED := .venv/.installed
 CHECKED := .venv/.checked
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 export OMP_NUM_THREADS := 1
+# A hundred processes of the tests import Shardwright: compiled once, that takes half the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test laws check lint types docs format bench clean
 

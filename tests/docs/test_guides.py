@@ -5,15 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import parse_args
 
 from shardwright.ddp import hooks
 from tests.command import shardwright
 from tests.docs.pages import ROOT
 from tests.hosts import hosts, why_not
+from tests.runtime.world import FIRST_HOST, PORT, run_script
 
 pytestmark = pytest.mark.ranks
 
@@ -55,13 +56,8 @@ def test_the_guide_to_pipelines_without_flushes_plans_and_trains(workplace):
     assert shardwright(*plan.split()[1:], "--measure", "never", folder=workplace).returncode == 0
     script = snippet("guides/asynchronous.md", "flushless.py").replace("range(100)", "range(4)")
     (workplace / "flushless.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "flushless.py"],
-        cwd=workplace, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    numbers = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("batch")]
+    said = "".join(run_script(workplace / "flushless.py"))
+    numbers = [line.split()[1] for line in said.splitlines() if line.startswith("batch")]
     assert numbers == ["1:", "2:", "3:", "4:"]
 
 
@@ -97,17 +93,13 @@ def test_the_guides_script_for_data_sets_ends_at_its_last_epoch_also_when_it_is_
 ):
     (workplace / "epochs.py").write_text(
         snippet("guides/train.md", "epochs.py")
-        # Whole lines at once, since both ranks write to one pipe.
-        + r"print(f'ENDED AT {executor.steps} {executor.epochs}\n', end='', flush=True)"
+        + "print('ENDED AT', executor.steps, executor.epochs)"
     )
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "epochs.py"],
-            cwd=workplace, env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("ENDED AT 4 2") == 2
+        assert [text.count("ENDED AT 4 2") for text in run_script(workplace / "epochs.py")] == [
+            1,
+            1,
+        ]
 
 
 def test_the_guide_on_caches_reads_and_prepares_every_sample_once_an_epoch(tmp_path):
@@ -132,13 +124,7 @@ def test_the_guide_on_caches_reads_and_prepares_every_sample_once_an_epoch(tmp_p
 )
 def test_the_scripts_for_plain_ddp_run_as_they_say(tmp_path, page, file, says):
     (tmp_path / file).write_text(snippet(f"guides/{page}", re.escape(file)))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", file],
-        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(says, done.stdout)
+    assert re.search(says, run_script(tmp_path / file)[0])
     if file == "compressed.py":
         states = [torch.load(tmp_path / f"compressor-{rank}.pt") for rank in range(2)]
         assert [one["ranks"] for one in states] == [2, 2]
@@ -151,32 +137,20 @@ def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
     (tmp_path / "cluster.toml").write_text(snippet("guides/hosts.md", "cluster.toml"))
     script = snippet("guides/train.md", "train.py").replace("range(100)", "range(2)")
     (tmp_path / "train.py").write_text(script + "print(f'loss {float(step.loss):.6f}')\n")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    variables = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-    options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     for line in commands("guides/hosts.md", "shardwright").splitlines():
         done = shardwright(*line.split()[1:], folder=tmp_path)
         assert done.returncode == 0, done.stderr
     assert "Equal: all" in done.stdout
-    start = commands("guides/hosts.md", "export")
-    losses = set()
+    # As torchrun understands it, this is what the ranks below are given.
+    interface, start = commands("guides/hosts.md", "export").splitlines()
+    assert interface == "export GLOO_SOCKET_IFNAME=eth0"
+    said = parse_args(start.replace("$NODE", "3").split()[1:])
+    assert (said.nnodes, said.nproc_per_node, said.node_rank) == ("4", "1", 3)
+    assert (said.master_addr, said.master_port) == (FIRST_HOST, int(PORT))
+    assert said.training_script == "train.py"
     with hosts(4, prefix=f"swg{os.getpid() % 10000}") as names:
-        ranks = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, "sh", "-ec", start],
-                env=variables | {"NODE": str(node)}, **options,
-            )
-            for node, name in enumerate(names)
-        ]  # fmt: skip
-        try:
-            for rank in ranks:
-                out, err = rank.communicate(timeout=100)
-                assert rank.returncode == 0, err
-                losses.update(re.findall("loss .*", out))
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+        texts = run_script(tmp_path / "train.py", hosts=names)
+    losses = {line for text in texts for line in re.findall("loss .*", text)}
     (loss,) = losses
     assert float(loss.split()[1]) == pytest.approx(plain_loss(tmp_path, script), rel=1e-5)
     assert (tmp_path / "checkpoints").is_dir()

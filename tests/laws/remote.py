@@ -1,18 +1,12 @@
 """Train by random strategies on the real ranks of a world, and compare with plain PyTorch.
 
-``holds`` is the body of a rank; run on a host this module reads its cases as JSON.
+``holds`` is the body of a rank, ``holds_on_host`` that of one that joins the world itself.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
-
-import torch.distributed as dist
 
 from shardwright.planner.lower import lower
 from shardwright.runtime.executor import Executor, RunOptions
@@ -47,22 +41,7 @@ def holds(cases: Sequence[Case]) -> int:
     return num_messages
 
 
-def as_json(cases: Sequence[Case]) -> str:
-    """Return cases as an argument for ``main``."""
-    return json.dumps([(name, asdict(shape)) for name, shape in cases])
-
-
-def _case(name: str, fields: dict[str, Any]) -> Case:
-    return name, Shape(**{**fields, "sizes": tuple(fields["sizes"])})
-
-
-def main() -> None:
-    """Join the world of the hosts and try the cases of the first argument."""
+def holds_on_host(cases: Sequence[Case]) -> int:
+    """Do the same on a host that torchrun would start."""
     join_world()
-    num_messages = holds([_case(*pair) for pair in json.loads(sys.argv[1])])
-    dist.destroy_process_group()
-    sys.stdout.write(f"HELD with {num_messages} messages\n")
-
-
-if __name__ == "__main__":
-    main()
+    return holds(cases)

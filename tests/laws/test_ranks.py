@@ -13,9 +13,9 @@ from hypothesis import Phase, assume, given, settings
 from shardwright.core.schedules import SCHEDULES
 from tests.hosts import hosts, why_not
 from tests.laws.models import FACTORIES
-from tests.laws.remote import Case, as_json, holds
+from tests.laws.remote import Case, holds, holds_on_host
 from tests.laws.strategies import Shape, shapes
-from tests.runtime.world import run_ranks, start_rank
+from tests.runtime.world import run_hosts, run_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 MANY = "SHARDWRIGHT_LAWS" in os.environ
@@ -53,18 +53,8 @@ def test_random_strategies_on_several_hosts_train_as_one() -> None:
     names = list(FACTORIES) if MANY else ["mlp", "lstm_translation"]
     # Two hosts in `make test`: there the guide to hosts, step by step, trains on four.
     count = 4 if MANY else 2
-    tried = as_json(cases(names, count, 22 if MANY else 4))
+    tried = cases(names, count, 22 if MANY else 4)
     with hosts(count, prefix=f"swl{os.getpid() % 10000}") as found:
-        ranks = [
-            start_rank(name, number, len(found), "tests.laws.remote", tried)
-            for number, name in enumerate(found)
-        ]
-        try:
-            for rank in ranks:
-                out, err = rank.communicate(timeout=1500 if MANY else 110)
-                assert rank.returncode == 0, err
-                assert "HELD with" in out
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+        messages = run_hosts(found, holds_on_host, tried, timeout=1500 if MANY else 110)
+    assert len(set(messages)) == 1
+    assert messages[0] > len(tried)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,10 +17,10 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
-from tests.runtime import scheduled
-from tests.runtime.equivalence import Factory, Run, assert_close, train_plain
+from tests.runtime.equivalence import Factory, assert_close, train_each, train_plain
 from tests.runtime.rehearsed import train_rehearsed
-from tests.runtime.world import ROOT, run_ranks
+from tests.runtime.strategies import strategy_of
+from tests.runtime.world import run_ranks
 
 SGD = partial(torch.optim.SGD, lr=1.0)
 TIED = partial(zoo.gpt, tied=True)
@@ -74,19 +70,18 @@ def test_an_order_of_ones_own_trains_with_backwards_backwards() -> None:
 
 
 @pytest.mark.ranks
-def test_torchrun_trains_by_schedules_as_one_process_does(tmp_path: Path) -> None:
-    file = tmp_path / "runs.pt"
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "tests.runtime.scheduled", str(file)],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120, check=True,
-        capture_output=True,
-    )  # fmt: skip
-    expected = train_plain(scheduled.FACTORY, scheduled.SGD)
-    found = torch.load(file, weights_only=True)
-    assert len(found) == len(scheduled.SEEDS)
-    for (losses, parameters), seed in zip(found, scheduled.SEEDS, strict=True):
-        assert_close(Run(losses, parameters, {}), expected, seed.label, EXACT)
+def test_ranks_train_by_schedules_as_one_process_does() -> None:
+    seeds = [
+        replace(CHUNKS, num_microbatches=4, recompute=True),
+        Seed(stages=2, num_microbatches=4, schedule="1f1b-so"),
+        Seed(stages=2, num_microbatches=4, schedule="zb-h1"),
+        replace(CHUNKS, num_microbatches=4, schedule="zb-v", recompute=True),
+    ]
+    slow = partial(torch.optim.SGD, lr=0.1)
+    first, _ = run_ranks(2, train_each, TIED, [strategy_of(seed) for seed in seeds], slow)
+    expected = train_plain(TIED, slow)
+    for run, seed in zip(first, seeds, strict=True):
+        assert_close(run, expected, seed.label, EXACT)
 
 
 def peaks(seeds: list[Seed]) -> list[tuple[float, float]]:

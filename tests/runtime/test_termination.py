@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -26,21 +25,25 @@ from shardwright.runtime.launch import Stopped, launch
 from shardwright.runtime.scratch import claim, scratch, sweep
 from shardwright.runtime.stopped import LOOK_SECONDS, Patience
 from tests import zoo
+from tests.runtime.lingering import linger
 from tests.runtime.world import ROOT
 
-LAUNCHER = """
-import sys
-from shardwright.runtime.launch import launch
-from tests.runtime.test_termination import linger
-launch(linger, 2, (sys.argv[1],))
+# The fork server of a launcher whose ranks capture nothing need not import for that: six seconds each.
+LIGHT = """
+import os, sys
+from shardwright.runtime import launch
+launch.PRELOADED, launch.CAPTURING = launch.PRELOADED[:3], ()
 """
-
-
+LAUNCHER = f"""
+{LIGHT}
+from tests.runtime import lingering
+launch.launch(lingering.linger, 2, (sys.argv[1],))
+"""
 STOPPED = """
 import sys
 from shardwright.errors import RunError
 from shardwright.runtime.launch import launch
-from tests.runtime.test_termination import linger
+from tests.runtime.lingering import linger
 try:
     launch(linger, 2, (sys.argv[1],), collective_timeout=float(sys.argv[2]))
 except RunError as error:
@@ -52,18 +55,6 @@ except RunError as error:
 def server_of(rank: int) -> int:
     """The process that a rank was forked from."""
     return int(Path(f"/proc/{rank}/stat").read_text().rpartition(") ")[2].split()[1])
-
-
-def linger(folder: str) -> None:
-    """Say which process this rank is, and do nothing until it is ended."""
-    fresh = Path(folder, f"{dist.get_rank()}.new")
-    fresh.write_text(str(os.getpid()))
-    fresh.rename(Path(folder, str(dist.get_rank())))
-    time.sleep(1000)
-
-
-def own_rank(_: str) -> int:
-    return dist.get_rank()
 
 
 def is_alive(process: int) -> bool:
@@ -126,7 +117,7 @@ def test_ranks_die_with_a_launcher_that_is_killed_and_the_next_start_sweeps(
 @pytest.mark.ranks
 def test_a_rank_that_stops_as_it_is_born_dies_with_its_launcher(tmp_path: Path) -> None:
     script = "from tests.runtime.stopping import nothing\n"
-    script += "from shardwright.runtime.launch import launch\nlaunch(nothing, 1)"
+    script += f"{LIGHT}launch.launch(nothing, 1)"
     launcher = subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=ROOT, env=os.environ | {"STOPPING_FOLDER": str(tmp_path)}, stderr=subprocess.PIPE,
@@ -206,9 +197,8 @@ def test_a_fork_server_that_is_killed_as_it_starts_a_rank_is_told_of(tmp_path: P
         "if any('forkserver' in word for word in sys.orig_argv):\n"
         "    os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGKILL))\n"
     )
-    script = "import os\nfrom shardwright.errors import RunError\n"
-    script += "from shardwright.runtime.launch import launch\n"
-    script += "try:\n    launch(os.getpid, 1)\nexcept RunError as error:\n    print(error)"
+    script = f"{LIGHT}from shardwright.errors import RunError\n"
+    script += "try:\n    launch.launch(os.getpid, 1)\nexcept RunError as error:\n    print(error)"
     paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT,
@@ -224,7 +214,7 @@ def test_ranks_start_where_the_temporary_folder_has_too_long_a_name_for_sockets(
     deep = tmp_path / ("deep" * 20)
     deep.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER.replace("linger", "own_rank"), str(tmp_path)],
+        [sys.executable, "-c", LAUNCHER.replace(".linger", ".own_rank"), str(tmp_path)],
         cwd=ROOT, env=os.environ | {"TMPDIR": str(deep)}, stderr=subprocess.PIPE, text=True,
         timeout=60, check=False,
     )  # fmt: skip

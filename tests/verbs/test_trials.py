@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Measured
-from shardwright.planner.search import Survey, survey
+from shardwright.planner.search import Limits, Survey, survey
 from shardwright.verbs.request import Watch
 from shardwright.verbs.trials import Entry, told_apart, tried, with_measured
 from tests.command import shardwright
@@ -36,7 +36,8 @@ def example_batch(batch_size=8):
 @pytest.fixture(scope="module")
 def found() -> Survey:
     where = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
-    return survey(residual(batch=16, width=64, depth=3, classes=16), where, CostTable()).settled()
+    graph, few = residual(batch=16, width=64, depth=3, classes=16), Limits(max_candidates=2)
+    return survey(graph, where, CostTable(), limits=few).settled()
 
 
 def steps(seconds: float, spread: float = 0.0) -> Measured:

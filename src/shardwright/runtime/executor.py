@@ -418,6 +418,8 @@ class Executor(Keeping):
             self._closed = True
             self._training = self._evaluation = Compiled((), {})
             self._sizes.clear()
+            if self._flow:
+                self._flow.close()
             self.machine.groups.close()
 
 

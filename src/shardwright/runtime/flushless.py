@@ -81,6 +81,12 @@ class Flow:
         self._is_broken = False
         self.interrupted = False
 
+    def close(self) -> None:
+        """Let go of what holds process groups, as ``Executor.close`` does: the compiled instructions, and what
+        compiled them."""
+        self._turns.clear()
+        del self.compiler
+
     def enter(
         self, fill: Callable[[int], None], walk: Callable[[int, Action], None]
     ) -> Left | None:

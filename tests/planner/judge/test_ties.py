@@ -11,7 +11,7 @@ from shardwright.core.costs import CostTable
 from shardwright.planner.judge.ties import UNLIKE, half_width_between
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search import Survey, is_simpler, survey
+from shardwright.planner.search import Limits, Survey, is_simpler, survey
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, mlp, residual
@@ -47,7 +47,8 @@ def test_simpler_is_less_zero_fewer_microbatches_and_no_refinement() -> None:
 @pytest.fixture(scope="module", params=[1e9, 1e7])
 def found(request) -> Survey:
     where = cluster(1, 4, flops=1e10, near=request.param, far=1e8)
-    return survey(residual(batch=16, width=64, depth=3, classes=16), where, CostTable())
+    graph, few = residual(batch=16, width=64, depth=3, classes=16), Limits(max_candidates=2)
+    return survey(graph, where, CostTable(), limits=few)
 
 
 def test_the_chosen_plan_is_the_simplest_of_those_that_nobody_can_tell_from_the_fastest(

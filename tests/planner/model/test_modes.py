@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.lower import lower
@@ -12,10 +14,11 @@ from tests.planner.lower.test_lower import transformer_like
 from tests.planner.search.models import cluster, mlp
 
 GRAPH = transformer_like(layers=6)
+FEW = Limits(max_candidates=2)
 
 
 def planned(training: Training, memory: float) -> Strategy:
-    limits = Limits(memory_bytes=memory)
+    limits = replace(FEW, memory_bytes=memory)
     found = search(GRAPH, cluster(1, 2), CostTable(), training=training, limits=limits)
     chosen = found.plans[found.chosen]
     assert chosen.predicted.peak_bytes <= memory
@@ -40,7 +43,8 @@ def test_modes_are_those_that_differ() -> None:
 
 def test_a_mode_that_was_asked_for_is_that_of_every_plan() -> None:
     for name in ("selective", "blocks"):
-        found = search(GRAPH, cluster(1, 2), CostTable(), training=Training(recompute=name))
+        training = Training(recompute=name)
+        found = search(GRAPH, cluster(1, 2), CostTable(), training=training, limits=FEW)
         for plan in found.plans:
             chosen = plan.strategy
             assert bool(chosen.recompute_operators) == (name == "selective")
@@ -50,7 +54,7 @@ def test_a_mode_that_was_asked_for_is_that_of_every_plan() -> None:
 def test_tighter_memory_makes_more_again() -> None:
     loose = planned(Training(), 1e9)
     assert (loose.recompute, loose.recompute_operators) == ((), ())
-    found = search(GRAPH, cluster(1, 2), CostTable(), training=Training())
+    found = search(GRAPH, cluster(1, 2), CostTable(), training=Training(), limits=FEW)
     used = [
         (len(plan.strategy.recompute), len(plan.strategy.recompute_operators))
         for plan in found.plans

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
 from shardwright.core.costs import CostTable
@@ -12,18 +15,20 @@ from tests.planner.search.models import cluster, residual
 GRAPH = residual(batch=16, width=32, depth=2, classes=16)
 MACHINE = cluster(2, 2, flops=1e10, near=1e9, far=1e8)
 BASE = {"training": Training()}
+FEW = Limits(max_candidates=2)
 
 
+@cache
 def smallest_bytes() -> float:
     with pytest.raises(NoPlan) as refused:
-        search(GRAPH, MACHINE, CostTable(), limits=Limits(memory_bytes=1000.0))
+        search(GRAPH, MACHINE, CostTable(), limits=replace(FEW, memory_bytes=1000.0))
     assert refused.value.nearest is not None
     return refused.value.nearest.predicted.peak_bytes
 
 
 def test_the_nearest_plan_of_a_refusal_is_found_once_memory_allows_it() -> None:
     needed = smallest_bytes()
-    limits = Limits(memory_bytes=needed)
+    limits = replace(FEW, memory_bytes=needed)
     assert search(GRAPH, MACHINE, CostTable(), limits=limits).best.predicted.peak_bytes <= needed
     plan = some_plan(GRAPH, MACHINE, CostTable(), limits=Limits(memory_bytes=2 * needed), **BASE)
     assert plan is not None
@@ -33,7 +38,7 @@ def test_the_nearest_plan_of_a_refusal_is_found_once_memory_allows_it() -> None:
 
 
 def test_a_deadline_is_met_or_nothing_is_returned() -> None:
-    best = search(GRAPH, MACHINE, CostTable()).best.predicted.step_seconds
+    best = search(GRAPH, MACHINE, CostTable(), limits=FEW).best.predicted.step_seconds
     goal = Goal(deadline=1.2 * best)
     plan = some_plan(GRAPH, MACHINE, CostTable(), goal=goal, **BASE)
     assert plan is not None

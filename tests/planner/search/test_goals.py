@@ -20,6 +20,7 @@ from tests.planner.search.models import cluster, residual
 pytestmark = pytest.mark.slow
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
+FEW = Limits(max_candidates=2)
 
 
 def problem(hosts: int, devices: int) -> tuple[OperatorGraph, Cluster, CostTable]:
@@ -30,7 +31,7 @@ def problem(hosts: int, devices: int) -> tuple[OperatorGraph, Cluster, CostTable
 @lru_cache
 def points(hosts: int, devices: int) -> tuple[Plan, ...]:
     """The curve of that problem."""
-    return curve(*problem(hosts, devices))
+    return curve(*problem(hosts, devices), limits=FEW)
 
 
 def unpriced(one: Cluster) -> Cluster:
@@ -58,7 +59,7 @@ def test_a_point_of_the_curve_is_the_fastest_plan_of_so_many_devices() -> None:
     plans = points(1, 4)
     assert [len(plan.strategy.devices) for plan in plans] == [1, 2, 3, 4]
     for count in (2, 4):
-        alone = search(graph, cluster(1, count, **SLOW), table).plans
+        alone = search(graph, cluster(1, count, **SLOW), table, limits=FEW).plans
         wanted = [p.predicted.step_seconds for p in alone if len(p.strategy.devices) == count]
         assert plans[count - 1].predicted.step_seconds == pytest.approx(min(wanted))
 
@@ -78,7 +79,7 @@ def test_fewest_devices_meet_the_deadline_and_no_fewer_do() -> None:
     times = {len(p.strategy.devices): p.predicted.step_seconds for p in points(1, 4)}
     for deadline in (times[1] * 1.01, times[2] * 1.01, times[4] * 1.01):
         chosen = search(
-            graph, machine, table, goal=Goal(mode="min-devices", deadline=deadline)
+            graph, machine, table, limits=FEW, goal=Goal(mode="min-devices", deadline=deadline)
         ).best
         fewest = min(count for count, seconds in times.items() if seconds <= deadline)
         assert len(chosen.strategy.devices) == fewest
@@ -91,7 +92,7 @@ def test_fewest_devices_meet_the_deadline_and_no_fewer_do() -> None:
 def test_fewest_devices_fit_a_memory_limit() -> None:
     graph, machine, table = problem(1, 4)
     one = points(1, 4)[0].predicted.peak_bytes
-    limits = Limits(memory_bytes=one / 3)
+    limits = replace(FEW, memory_bytes=one / 3)
     chosen = search(graph, machine, table, limits=limits, goal=Goal(mode="min-devices")).best
     assert len(chosen.strategy.devices) > 1
     assert chosen.predicted.peak_bytes <= one / 3
@@ -109,11 +110,12 @@ def test_no_number_of_devices_meets_an_impossible_deadline() -> None:
 def test_least_money_is_the_cheapest_that_meets_the_deadline() -> None:
     graph, machine, table = problem(1, 4)
     goal = Goal(mode="min-money")
-    chosen = search(graph, machine, table, goal=goal).best
+    chosen = search(graph, machine, table, limits=FEW, goal=goal).best
     assert chosen.predicted.dollars <= min(plan.predicted.dollars for plan in points(1, 4))
     assert "is the cheapest of" in chosen.reason
     deadline = min(plan.predicted.step_seconds for plan in points(1, 4)) * 1.001
-    hurried = search(graph, machine, table, goal=replace(goal, deadline=deadline)).best
+    goal = replace(goal, deadline=deadline)
+    hurried = search(graph, machine, table, limits=FEW, goal=goal).best
     assert hurried.predicted.step_seconds <= deadline
     assert hurried.predicted.dollars >= chosen.predicted.dollars
 

@@ -292,7 +292,7 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
     graph = mlp(batch=16, width=1024, depth=2, classes=1024)
     where = cluster(4, 4, flops=5e10, near=10e9, far=1e9)
     context = Context.of(graph, where, CostTable(), Training())
-    best = search(graph, where, CostTable()).best
+    best = search(graph, where, CostTable(), limits=FEW).best
     beside_data = [
         simulated(graph, replace(best, strategy=to_strategy(context, candidate)), where)[0]
         for shape in shapes(context, 16)
@@ -321,7 +321,7 @@ def test_a_second_free_axis_is_searched_and_finds_what_one_does_not(monkeypatch)
 def test_segments_begin_where_gradients_should_leave_earlier() -> None:
     graph = residual(batch=64, width=256, depth=2)
     where = cluster(1, 4, flops=5e11, near=2e9, far=2e9)
-    best = search(graph, where, CostTable()).best
+    best = search(graph, where, CostTable(), limits=FEW).best
     starts = best.strategy.segment_starts
     assert starts
     assert not {block.start for block in graph.blocks} & set(starts)

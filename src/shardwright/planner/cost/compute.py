@@ -421,28 +421,28 @@ def _parse(key: str) -> tuple[_Shard | None, str]:
     if len(parts) != 7 or parts[0] != "operator":
         return None, ""
     _, phase, kind, tensors, needs, outputs, _ = parts
+    return _shard_of(base_kind(kind), tensors, needs, outputs), phase
+
+
+def _shard_of(bare: str, tensors: str, needs: str, outputs: str) -> _Shard:
+    """Read a shard from the parts of its key."""
     named = [item.rsplit(":", 1) for item in tensors.split(";") if item]
     inputs = tuple(_read_shape(text) for text, _ in named)
     results = tuple(_read_shape(text) for text in outputs.split(";"))
     dtypes = [dtype for _, dtype in named]
-    floats = [dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))]
-    dtype = floats[0] if floats else "float32"
+    dtype = next((one for one in dtypes if one.startswith(("float", "bfloat"))), "float32")
     sizes = tuple(
         math.prod(shape) * DTYPE_BYTES.get(name, 4)
         for shape, name in zip(inputs, dtypes, strict=True)
     )
-    bare = base_kind(kind)
     output_bytes = tuple(tensor_bytes(shape, dtype) for shape in results)
     flops = local_flops(bare, inputs, results) if inputs else 0.0
     wanted = tuple(letter == "g" for letter in needs)
-    return (
-        _Shard(
-            kind=bare, inputs=inputs, outputs=results, input_bytes=sizes, output_bytes=output_bytes,
-            needs=wanted, saved=sum(sizes), flops=flops or 0.0, dtype=dtype,
-            product=product_of(bare, inputs, results) if inputs else None,
-            grouped=grouped_by(bare, None),
-        ),
-        phase,
+    return _Shard(
+        kind=bare, inputs=inputs, outputs=results, input_bytes=sizes, output_bytes=output_bytes,
+        needs=wanted, saved=sum(sizes), flops=flops or 0.0, dtype=dtype,
+        product=product_of(bare, inputs, results) if inputs else None,
+        grouped=grouped_by(bare, None),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.core.deferral import deferred_operands
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Segment, Value
 from shardwright.planner.cost.backward import backward_peak, split_peak
 from shardwright.planner.cost.derivatives import (
@@ -171,26 +171,30 @@ def viewed_inputs(
 
     Left out is what may have been copied on the way: reshaped when no longer in order of memory.
     """
-    source: dict[int, int] = {}
-    ordered: set[int] = set()
-    for value in segment.inputs:
-        root = _through_alias(values, value)
-        if values[root].role == "activation":
-            source[value] = root
-            producer = graph.tensors[values[root].tensor].producer
-            bare = base_kind(graph.operators[producer].kind)
-            ordered |= {value} if not is_view(bare) or bare in KEEPS_ORDER else set()
+    roots = ((value, _through_alias(values, value)) for value in segment.inputs)
+    source = {value: root for value, root in roots if values[root].role == "activation"}
+    ordered = {value for value, root in source.items() if _is_ordered(graph, values[root])}
     for call in segment.calls:
-        operator = graph.operators[call.operator]
-        bare = base_kind(operator.kind)
         operand = call.operands[0] if call.operands else -1
-        same = is_identity(graph, operator)
-        views = same or (is_view(bare) and (operand in ordered or bare not in MAY_COPY))
+        views, keeps = _how_viewed(graph, graph.operators[call.operator], operand in ordered)
         if views and operand in source and call.scale == 1.0:
             made = {value for value in call.results if value >= 0}
             source |= dict.fromkeys(made, source[operand])
-            ordered |= made if operand in ordered and (same or bare in KEEPS_ORDER) else set()
+            ordered |= made if keeps else set()
     return {value: source[value] for value in segment.outputs if value in source}
+
+
+def _is_ordered(graph: OperatorGraph, activation: Value) -> bool:
+    """Whether an activation lies in memory in the order of its dims, whoever made it."""
+    bare = base_kind(graph.operators[graph.tensors[activation.tensor].producer].kind)
+    return not is_view(bare) or bare in KEEPS_ORDER
+
+
+def _how_viewed(graph: OperatorGraph, operator: Operator, is_ordered: bool) -> tuple[bool, bool]:
+    """Whether results are views of an operand that lies in order or does not, and lie in order too."""
+    bare, same = base_kind(operator.kind), is_identity(graph, operator)
+    views = same or (is_view(bare) and (is_ordered or bare not in MAY_COPY))
+    return views, is_ordered and (same or bare in KEEPS_ORDER)
 
 
 def _trace(

@@ -64,27 +64,18 @@ def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostT
 
 
 def _prices(costs: InstructionCosts, program: Program) -> Prices:
-    meshes = range(len(program.meshes))
-    updates = [_row(costs.update(mesh)) for mesh in meshes]
-    clips = [_row(costs.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
-    known = program.values, costs.table, [[one.kind for one in own] for own in costs.rates]
-    works = [_row(transform_cost(one, *known)) for one in program.transforms]
-    works += [_row(costs.update(mesh, masters)) for mesh, masters in updates_by_mesh(program)]
-    fixed = np.array([_row(costs.received()), *updates, *clips, *works], dtype=np.float64)
-    if costs.is_burdened:
-        fixed = np.pad(fixed, ((0, 0), (0, NUM_COLUMNS)))
-    forward, backward = costs.segments()
-    messages, halves = costs.messages(), costs.halves()
-    parts = [forward, backward, messages]
-    table = np.concatenate([*[costs.rows[part] for part in parts], fixed, *halves])
+    fixed, meshes = _fixed(costs, program), len(program.meshes)
+    (forward, backward), messages, halves = costs.segments(), costs.messages(), costs.halves()
+    known = [costs.rows[part] for part in (forward, backward, messages)]
+    table = np.concatenate([*known, fixed, *halves])
     ahead = 2 * len(forward) + len(messages)  # of ``fixed``
     begin = np.zeros(len(Kind), dtype=np.int64)
     begin[Kind.BACKWARD] = len(forward)
     begin[[Kind.MESSAGE, Kind.SEND]] = 2 * len(forward)
     begin[Kind.INPUT_GRADIENT] = ahead + len(fixed)
     begin[Kind.WEIGHT_GRADIENT] = begin[Kind.INPUT_GRADIENT] + len(forward)
-    begin[Kind.UPDATE], begin[Kind.CLIP] = ahead + 1, ahead + 1 + len(updates)
-    begin[Kind.TRANSFORM] = begin[Kind.CLIP] + len(clips)
+    begin[Kind.UPDATE], begin[Kind.CLIP] = ahead + 1, ahead + 1 + meshes
+    begin[Kind.TRANSFORM] = begin[Kind.CLIP] + meshes
     by_group = (program.kind == Kind.UPDATE) | (program.kind == Kind.CLIP)
     row = begin[program.kind] + np.where(by_group, program.group, program.item)
     some = (program.kind == Kind.UPDATE) & (program.item >= 0)
@@ -100,6 +91,17 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     if costs.is_burdened:
         charge(program, columns[0], columns[1], costs.rows[messages, 3:].T)
     return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
+
+
+def _fixed(costs: InstructionCosts, program: Program) -> NDArray[np.float64]:
+    meshes = range(len(program.meshes))
+    updates = [_row(costs.update(mesh)) for mesh in meshes]
+    clips = [_row(costs.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
+    known = program.values, costs.table, [[one.kind for one in own] for own in costs.rates]
+    works = [_row(transform_cost(one, *known)) for one in program.transforms]
+    works += [_row(costs.update(mesh, masters)) for mesh, masters in updates_by_mesh(program)]
+    rows = np.array([_row(costs.received()), *updates, *clips, *works], dtype=np.float64)
+    return np.pad(rows, ((0, 0), (0, NUM_COLUMNS))) if costs.is_burdened else rows
 
 
 def _row(cost: Cost) -> Row:

@@ -10,7 +10,7 @@ Transformer Models", section 4.2.2); fused attention keeps nothing of that size 
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import replace
 
 from shardwright.core.graph import OperatorGraph
@@ -108,7 +108,7 @@ def needed_again(graph: OperatorGraph, asked: Container[int]) -> frozenset[int]:
 def _is_needed(graph: OperatorGraph, index: int, stop: int) -> bool:
     """Whether a backward in its block, which ends at ``stop``, reads what an operator makes."""
     operator = graph.operators[index]
-    if saved_tensors(graph, operator)[1] or _bytes_beside_results(graph, index) > 0:
+    if saved_tensors(graph, operator)[1] or _saved_bytes(graph, index) > 0:
         return True
     return any(
         _is_read_again(graph, tensor, reader, stop)
@@ -179,17 +179,15 @@ def _selective(graph: OperatorGraph) -> frozenset[int]:
     saves -= stays
     kept = stays | saves
     flagged: set[int] = set()
-    held: dict[
-        int, int
-    ] = {}  # storage -> bytes that having it in backward takes beyond what is kept
+    # By storage, the bytes that having it in backward takes beyond what is kept.
+    held: dict[int, int] = {}
     passing: set[int] = set()  # storages that are better made again than held
     for index, operator in enumerate(graph.operators):
         roots = {storage[t] for t in operator.inputs if graph.tensors[storage[t]].producer >= 0}
         fresh = [tensor for tensor in operator.outputs if storage[tensor] == tensor]
         price = sum(held[root] for root in roots)
         is_cheap = base_kind(operator.kind) in CHEAP and fresh == list(operator.outputs)
-        saved = _bytes_beside_results(graph, index)
-        saved += sum(graph.tensors[tensor].bytes for tensor in fresh if tensor in saves)
+        saved = _saved_bytes(graph, index, saves.intersection(fresh))
         if is_cheap and saved > 0 and saved >= 2 * price:
             flagged |= _with_makers(graph, index, storage, passing)
         for tensor in fresh:
@@ -209,11 +207,13 @@ def _kept_by_autograd(graph: OperatorGraph, storage: Sequence[int]) -> set[int]:
     return kept
 
 
-def _bytes_beside_results(graph: OperatorGraph, index: int) -> int:
+def _saved_bytes(graph: OperatorGraph, index: int, results: Collection[int] = ()) -> int:
+    """Return what an operator saves: these of its results, and statistics beside them."""
     operator = graph.operators[index]
     inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
     outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
-    return saved_tensors(graph, operator)[2](inputs, outputs)
+    beside = saved_tensors(graph, operator)[2](inputs, outputs)
+    return beside + sum(graph.tensors[tensor].bytes for tensor in results)
 
 
 def _with_makers(

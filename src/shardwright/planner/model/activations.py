@@ -179,37 +179,39 @@ class _Copies:
         places = {entry: i for i, entry in enumerate(dict.fromkeys(made))}
         columns = {key: j for j, key in enumerate(dict.fromkeys(wanted))}
         table = np.zeros((NUM_COLUMNS, len(places), len(columns), len(self.modes)))
-        seconds = ONCE if self.once else EACH
-        # Which of them will read it is not known; charged is what is certain.
-        whole = [mode.whole and all(map(mode.repeats, readers)) for mode in self.modes]
+        whole = self._whole(readers)
         for (source, axes), i in places.items():
             for target, j in columns.items():
-                if source == target or target in skip:
-                    continue
-                crossing = self._crossing(source, axes, target)
-                both = crossing.forward + crossing.backward
-                if both == float("inf"):
-                    table[EACH, i, j] = both
-                    continue
-                for number, mode in enumerate(self.modes):
-                    is_needed = whole[number] or (mode.copies and crossing.bytes > 0)
-                    again = crossing.forward if is_needed and not self.once else 0.0
-                    table[seconds, i, j, number] = both + again
-                    table[TRANSIENT if mode.copies else FLIGHT, i, j, number] = crossing.bytes
+                if source != target and target not in skip:
+                    table[:, i, j] = self._by_mode(self._crossing(source, axes, target), whole)
         row = [places[entry] for entry in made]
         column = [columns[key] for key in wanted]
         return table[:, np.array(row)[:, None], np.array(column)[None, :]]
+
+    def _whole(self, readers: list[int]) -> list[bool]:
+        """Return for every mode whether the copy is needed once more. Which of the readers will read it is
+        not known: charged is what is certain."""
+        return [mode.whole and all(map(mode.repeats, readers)) for mode in self.modes]
+
+    def _by_mode(self, crossing: _Crossing, whole: list[bool]) -> NDArray[np.float64]:
+        """Return columns over modes; those that are ``whole`` need the copy once more."""
+        table = np.zeros((NUM_COLUMNS, len(self.modes)))
+        both = crossing.forward + crossing.backward
+        if both == math.inf:
+            table[EACH] = both
+            return table
+        for number, mode in enumerate(self.modes):
+            is_needed = whole[number] or (mode.copies and crossing.bytes > 0)
+            again = crossing.forward if is_needed and not self.once else 0.0
+            table[ONCE if self.once else EACH, number] = both + again
+            table[TRANSIENT if mode.copies else FLIGHT, number] = crossing.bytes
+        return table
 
     def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
         wires, context = self.decisions.wires, self.decisions.context
         forward, backward = self._moving(source[0], target[0]), 0.0
         if source[1] is not None and target[1] is not None:
-            # A sum over samples that no one needs here yet passes on as a partial gradient.
-            home = tuple(
-                PARTIAL if is_open and wanted == PARTIAL else placement
-                for placement, wanted, is_open in zip(source[1], target[1], axes, strict=True)
-            )
-            backward = self._moving(target[1], home)
+            backward = self._moving(target[1], _passed_on(source[1], target[1], axes))
         if target[2]:
             local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
             exchange = wires.halos(local, self.spec.dtype, target[2])
@@ -253,6 +255,15 @@ class _Copies:
                     Term((self.decisions.config_of[reader], copy), columns, self.flow.blocks)
                 )
         return terms
+
+
+def _passed_on(home: Layout, there: Layout, axes: tuple[bool, ...]) -> Layout:
+    """Return the layout in which a gradient comes back from where it is ``there``: a sum over samples that
+    no one needs yet, over an open axis, passes on as a partial one."""
+    return tuple(
+        PARTIAL if is_open and wanted == PARTIAL else placement
+        for placement, wanted, is_open in zip(home, there, axes, strict=True)
+    )
 
 
 def _scoped(

@@ -154,60 +154,113 @@ def _columns(
     decisions: Decisions, spec: TensorSpec, pair: Pair, level: int, *, gathers: int
 ) -> NDArray[np.float64]:
     """Follow what lowering does with a parameter that is gathered so often per microbatch."""
-    context, wires, sizes = decisions.context, decisions.wires, decisions.mesh.sizes
-    kept = parameter_config(spec.shape, pair.value, sizes, level)
-    master = context.prices.master_dtype(spec.dtype)
-
-    def size(layout: Layout, dtype: str) -> int:
-        return local_bytes(spec.shape, dtype, layout, sizes)
-
+    case = _Case.of(decisions, spec, pair, level)
     column = np.zeros(NUM_COLUMNS)
+    wires, kept = decisions.wires, case.kept
     sync = sync_seconds(decisions, spec, pair.gradient, kept)
     gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
     back = wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
-    total = _sum_dtype(decisions, spec, level)
     if math.inf in (sync, gather, back):
         column[EACH] = math.inf
         return column
-    least = _least_sum(decisions, spec, pair, kept, total)
+    _add_synchronisation(column, case, sync)
+    column[GATHER] += gathers * gather
+    column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
+    _add_casts(column, case)
+    _add_accumulation(column, case)
+    update = decisions.context.prices.update_seconds(case.size(kept.optimizer, spec.dtype))
+    column[ONCE] += back + update
+    _add_memory(column, case)
+    return column
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A parameter, its layout in use, and how it is kept at a level. Dtypes: in which microbatches add up
+    (``total``), of the optimizer's copy (``master``), and of messages (``wire``)."""
+
+    decisions: Decisions
+    spec: TensorSpec
+    pair: Pair
+    level: int
+    kept: ParameterConfig
+    total: str
+    master: str
+    wire: str
+
+    @classmethod
+    def of(cls, decisions: Decisions, spec: TensorSpec, pair: Pair, level: int) -> _Case:
+        """Look up what depends on the level and on how the model is trained."""
+        context = decisions.context
+        return cls(
+            decisions, spec, pair, level,
+            kept=parameter_config(spec.shape, pair.value, decisions.mesh.sizes, level),
+            total=_sum_dtype(decisions, spec, level),
+            master=context.prices.master_dtype(spec.dtype),
+            wire=wire_dtype(context.training.gradient_dtype, spec.dtype),
+        )  # fmt: skip
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """The columns of seconds and bytes of what each microbatch does, or else the step."""
+        return (EACH, TRANSIENT) if self.level >= 2 else (ONCE, KEPT)
+
+    def size(self, layout: Layout, dtype: str) -> int:
+        """Return a device's bytes."""
+        return local_bytes(self.spec.shape, dtype, layout, self.decisions.mesh.sizes)
+
+
+def _add_synchronisation(column: NDArray[np.float64], case: _Case, sync: float) -> None:
+    """Add the messages of the gradient, which take ``sync`` where nothing is compressed."""
+    found = case.decisions, case.spec, case.pair, case.kept, case.total
+    least, packed = _least_sum(*found), _packed(*found)
     sync = min(sync, least)
-    packed = _packed(decisions, spec, pair, kept, total)
     if packed is not None:
         sync = packed.message_seconds
         column[ONCE] += packed.seconds
         column[KEPT] += packed.owed_bytes
-    column[GATHER if level >= 2 else SYNC] += sync
-    column[GATHER] += gathers * gather
-    way = (pair.gradient, kept.optimizer)
-    wire = wire_dtype(context.training.gradient_dtype, spec.dtype)
-    often, held = (EACH, TRANSIENT) if level >= 2 else (ONCE, KEPT)
-    is_light = packed is not None or least < math.inf
-    column[often] += 0.0 if is_light else wires.lost(spec.shape, wire, *way)
-    column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
-    feeds_back = context.training.error_feedback
-    if PARTIAL in pair.gradient and (wire != spec.dtype or feeds_back):
-        casts = ((pair.value, total, wire), (kept.optimizer, wire, master))
-        touched = sum(size(at, one) + size(at, two) for at, one, two in casts if one != two)
-        source = size(pair.value, total)
-        if feeds_back and DTYPE_BYTES[wire] < DTYPE_BYTES[total]:
-            touched += 5 * source + size(pair.value, wire)
-            column[KEPT] += source
-        column[often] += context.prices.touch_seconds(touched)
-    if level < 2:
-        # Every microbatch but the first adds its gradient to the kept one.
-        share = 1 - 1 / decisions.num_microbatches
-        touched = size(pair.value, spec.dtype) + 2 * size(pair.value, total)
-        column[EACH] += share * context.prices.touch_seconds(touched)
-    column[ONCE] += back + context.prices.update_seconds(size(kept.optimizer, spec.dtype))
-    state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
-    column[KEPT] += size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
-    if kept.rest != kept.optimizer or master != spec.dtype:
-        column[KEPT] += size(kept.optimizer, master)
-    if pair.gradient != kept.optimizer or master != total:
-        column[held] += size(pair.value, total)
-    if level >= 3:
-        column[KEPT if kept.keeps else TRANSIENT] += size(pair.value, spec.dtype)
-    return column
+    column[GATHER if case.level >= 2 else SYNC] += sync
+    if packed is None and least == math.inf:
+        way = (case.pair.gradient, case.kept.optimizer)
+        column[case.places[0]] += case.decisions.wires.lost(case.spec.shape, case.wire, *way)
+
+
+def _add_casts(column: NDArray[np.float64], case: _Case) -> None:
+    """Add what casting a gradient for its message takes, and keeping what that rounds off."""
+    training, wire, total = case.decisions.context.training, case.wire, case.total
+    feeds_back = training.error_feedback
+    if PARTIAL not in case.pair.gradient or not (wire != case.spec.dtype or feeds_back):
+        return
+    casts = ((case.pair.value, total, wire), (case.kept.optimizer, wire, case.master))
+    touched = sum(case.size(at, one) + case.size(at, two) for at, one, two in casts if one != two)
+    source = case.size(case.pair.value, total)
+    if feeds_back and DTYPE_BYTES[wire] < DTYPE_BYTES[total]:
+        touched += 5 * source + case.size(case.pair.value, wire)
+        column[KEPT] += source
+    column[case.places[0]] += case.decisions.context.prices.touch_seconds(touched)
+
+
+def _add_accumulation(column: NDArray[np.float64], case: _Case) -> None:
+    """Every microbatch but the first adds its gradient to the kept one, where one is kept."""
+    if case.level < 2:
+        share = 1 - 1 / case.decisions.num_microbatches
+        value = case.pair.value
+        touched = case.size(value, case.spec.dtype) + 2 * case.size(value, case.total)
+        column[EACH] += share * case.decisions.context.prices.touch_seconds(touched)
+
+
+def _add_memory(column: NDArray[np.float64], case: _Case) -> None:
+    """Add the bytes of the parameter, its gradient and the optimizer's states."""
+    kept, pair, dtype, master = case.kept, case.pair, case.spec.dtype, case.master
+    # The reduced gradient and the optimizer's own.
+    state = 1 + case.decisions.context.training.optimizer_states
+    column[KEPT] += case.size(kept.rest, dtype) + state * case.size(kept.optimizer, master)
+    if kept.rest != kept.optimizer or master != dtype:
+        column[KEPT] += case.size(kept.optimizer, master)
+    if pair.gradient != kept.optimizer or master != case.total:
+        column[case.places[1]] += case.size(pair.value, case.total)
+    if case.level >= 3:
+        column[KEPT if kept.keeps else TRANSIENT] += case.size(pair.value, dtype)
 
 
 def _sum_dtype(decisions: Decisions, spec: TensorSpec, level: int) -> str:
@@ -305,9 +358,8 @@ def _least_sum(
 
 def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: int) -> list[Term]:
     """Return the term of a shared parameter's further reader: over both configs and the level."""
-    context, wires, sizes = decisions.context, decisions.wires, decisions.mesh.sizes
+    context = decisions.context
     home = context.graph.consumers[tensor][0]
-    spec = context.graph.tensors[tensor]
     first, second = _pairs(decisions, tensor, home), _pairs(decisions, tensor, root)
     level_variable = variables.level_of.get(tensor)
     levels = num_levels(decisions, tensor) if level_variable is not None else 1
@@ -315,24 +367,7 @@ def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: i
     for i, pair in enumerate(first):
         for j, other in enumerate(second):
             for level in range(levels):
-                kept = parameter_config(spec.shape, pair.value, sizes, level)
-                gather = wires.reshard(spec.shape, spec.dtype, kept.rest, other.value)
-                place = (slice(None), i, j, level)
-                column = np.zeros(NUM_COLUMNS)
-                if spec.needs_gradient and other != pair:
-                    sync = sync_seconds(decisions, spec, other.gradient, kept)
-                    column[GATHER if level >= 2 else SYNC] += sync
-                    total = _sum_dtype(decisions, spec, level)
-                    more = local_bytes(spec.shape, total, other.value, sizes)
-                    column[TRANSIENT if level >= 2 else KEPT] += more
-                if other.value != pair.value:
-                    column[GATHER] += (1 if kept.keeps else 2) * gather
-                    if kept.keeps and other.value != kept.rest:
-                        column[KEPT] += local_bytes(spec.shape, spec.dtype, other.value, sizes)
-                if not np.isfinite(column).all():
-                    column[:] = 0.0
-                    column[EACH] = math.inf
-                columns[place] = column
+                columns[:, i, j, level] = _away(decisions, tensor, pair, other, level)
     block = context.facts.ties.block[root]
     scope = [decisions.config_of[home], decisions.config_of[root]]
     if level_variable is None:
@@ -345,3 +380,26 @@ def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: i
     order = sorted(range(len(scope)), key=lambda k: scope[k])
     columns = columns.transpose(0, *(k + 1 for k in order))
     return [Term(tuple(scope[k] for k in order), columns, (block,))]
+
+
+def _away(
+    decisions: Decisions, tensor: int, pair: Pair, other: Pair, level: int
+) -> NDArray[np.float64]:
+    """Return what a further reader under ``other`` adds to a parameter that the first has as ``pair``."""
+    spec, sizes = decisions.context.graph.tensors[tensor], decisions.mesh.sizes
+    kept = parameter_config(spec.shape, pair.value, sizes, level)
+    column = np.zeros(NUM_COLUMNS)
+    if spec.needs_gradient and other != pair:
+        sync = sync_seconds(decisions, spec, other.gradient, kept)
+        column[GATHER if level >= 2 else SYNC] += sync
+        more = local_bytes(spec.shape, _sum_dtype(decisions, spec, level), other.value, sizes)
+        column[TRANSIENT if level >= 2 else KEPT] += more
+    if other.value != pair.value:
+        gather = decisions.wires.reshard(spec.shape, spec.dtype, kept.rest, other.value)
+        column[GATHER] += (1 if kept.keeps else 2) * gather
+        if kept.keeps and other.value != kept.rest:
+            column[KEPT] += local_bytes(spec.shape, spec.dtype, other.value, sizes)
+    if not np.isfinite(column).all():
+        column[:] = 0.0
+        column[EACH] = math.inf
+    return column

@@ -7,7 +7,7 @@ producer. What one block hands to another always stays, since recomputation star
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -35,23 +35,16 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
     """Walk the graph once; linear in its size."""
     storage = storages(graph)
     savers, own, extra = _savers(graph, storage)
-    inputs: list[list[int]] = [[] for _ in graph.operators]
-    outputs: list[list[int]] = [[] for _ in graph.operators]
-    crossing: list[list[int]] = [[] for _ in graph.operators]
-    for tensor, spec in enumerate(graph.tensors):
-        if spec.producer < 0 or storage[tensor] != tensor:
-            continue
-        readers = graph.consumers[tensor]
-        position = graph.operators[spec.producer].outputs.index(tensor)
-        leaves = spec.needs_gradient and any(block[r] != block[spec.producer] for r in readers)
-        alone = len(readers) == 1 and [readers[0]] == [index for index, _ in savers[tensor]]
-        if leaves:
-            crossing[spec.producer].append(position)
-        elif alone and tensor not in own:
+    inputs, outputs, crossing = ([list[int]() for _ in graph.operators] for _ in range(3))
+    for tensor, maker in _made(graph, storage):
+        position = graph.operators[maker].outputs.index(tensor)
+        if _leaves(graph, block, tensor):
+            crossing[maker].append(position)
+        elif tensor not in own and _is_kept_by_its_only_reader(graph, savers, tensor):
             reader, place = savers[tensor][0]
             inputs[reader].append(place)
         elif savers[tensor] or tensor in own:
-            outputs[spec.producer].append(position)
+            outputs[maker].append(position)
     return Saves(
         inputs=tuple(map(tuple, inputs)),
         outputs=tuple(map(tuple, outputs)),
@@ -60,6 +53,27 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
         kept_below=tuple(bool(savers[root]) for root in storage),
         maker=tuple(graph.tensors[root].producer for root in storage),
     )
+
+
+def _made(graph: OperatorGraph, storage: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Give the tensors that operators make in storages of their own, with these operators."""
+    for tensor, spec in enumerate(graph.tensors):
+        if spec.producer >= 0 and storage[tensor] == tensor:
+            yield tensor, spec.producer
+
+
+def _leaves(graph: OperatorGraph, block: tuple[int, ...], tensor: int) -> bool:
+    """Whether a tensor with a gradient is read in another block than it is made in."""
+    spec = graph.tensors[tensor]
+    home = block[spec.producer]
+    return spec.needs_gradient and any(block[r] != home for r in graph.consumers[tensor])
+
+
+def _is_kept_by_its_only_reader(
+    graph: OperatorGraph, savers: list[list[tuple[int, int]]], tensor: int
+) -> bool:
+    readers = graph.consumers[tensor]
+    return len(readers) == 1 and [readers[0]] == [index for index, _ in savers[tensor]]
 
 
 def _savers(

@@ -8,7 +8,7 @@ end of the first, in memory that activations had. In between alike microbatches 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -92,21 +92,25 @@ class _Device:
             self._weights(item, microbatch)
         elif kind in BACKWARD_KINDS:
             late = self._backward(item, microbatch, halves=kind == Kind.INPUT_GRADIENT)
-        elif kind in (Kind.MESSAGE, Kind.RECEIVE):
-            self.pass_by(int(program.temporary[index]))
-            self._arrive(program.messages[item], microbatch)
-        elif kind == Kind.UPDATE:
-            self.pass_by(int(program.temporary[index]))
-        elif kind == Kind.TRANSFORM:
-            self.pass_by(int(program.temporary[index]))
-            for value in program.transforms[item].writes:
-                self._make(value, microbatch, self.main)
+        else:
+            self._others(kind, index, microbatch)
         ends = slice(*program.free_offset[index : index + 2])
         for value in program.free_value[ends].tolist():
             if found := self.held.get(self._key(value, microbatch)):
                 found.pop().drop()
         for value in late:
             self._keep(value, microbatch, self.take(program.values[value].bytes))
+
+    def _others(self, kind: Kind, index: int, microbatch: int) -> None:
+        """Play what computes no operators of the model."""
+        program, item = self.program, int(self.program.item[index])
+        if kind in (Kind.MESSAGE, Kind.RECEIVE, Kind.UPDATE, Kind.TRANSFORM):
+            self.pass_by(int(program.temporary[index]))
+        if kind in (Kind.MESSAGE, Kind.RECEIVE):
+            self._arrive(program.messages[item], microbatch)
+        elif kind == Kind.TRANSFORM:
+            for value in program.transforms[item].writes:
+                self._make(value, microbatch, self.main)
 
     def end(self) -> None:
         """Let go of what is left at the end of a step."""
@@ -183,9 +187,32 @@ class _Device:
     def _backward(self, item: int, microbatch: int, *, halves: bool) -> list[int]:
         """Play a backward; return the gradients that come to lie where what is now freed lay. Of two
         ``halves`` the first leaves what the other needs in one block."""
-        piece, values = self._piece(item), self.program.values
+        piece = self._piece(item)
+        alive, in_place = self._run_backward(piece, self.saved.pop((item, microbatch), []))
+        late: list[int] = []
+        for value, gradient, number in self._gradients(piece, halves=halves):
+            if self.held.get(self._key(gradient, microbatch)):
+                continue  # added to what is there
+            if number in in_place:
+                late.append(gradient)
+                continue
+            made = self.program.values[gradient]
+            if number in alive and made.dtype == self.program.values[value].dtype:
+                self._keep(gradient, microbatch, alive.pop(number))
+            else:
+                self._keep(gradient, microbatch, self.take(made.bytes))
+        _drop(list(alive.values()))
+        if halves:
+            self.saved[item, microbatch] = [(0, self.take(piece.segment.deferred_bytes))]
+        return late
+
+    def _run_backward(
+        self, piece: _Piece, kept: list[tuple[int, _Held]]
+    ) -> tuple[dict[int, _Held], set[int]]:
+        """Play the steps of a backward; return which gradients are there at its end, and which were made
+        where what is freed lay."""
         saved: dict[int, list[_Held]] = {}
-        for place, one in self.saved.pop((item, microbatch), []):
+        for place, one in kept:
             saved.setdefault(place, []).append(one)
         alive: dict[int, _Held] = {}
         in_place: set[int] = set()
@@ -200,25 +227,15 @@ class _Device:
             self.pass_by(step.workspace)
             _drop([alive.pop(number) for number in step.gone if number in alive])
             _drop(released)
-        late: list[int] = []
+        return alive, in_place
+
+    def _gradients(self, piece: _Piece, *, halves: bool) -> Iterator[tuple[int, int, int]]:
+        """Give a segment's inputs with the gradients that its backward makes, and their numbers there."""
         for value in piece.segment.inputs:
-            gradient = values[value].gradient
-            number = piece.ends.get(value, -1)
-            if gradient < 0 or number < 0 or (halves and values[value].role == "parameter"):
-                continue
-            if self.held.get(self._key(gradient, microbatch)):
-                continue  # added to what is there
-            if number in in_place:
-                late.append(gradient)
-            elif number in alive and values[gradient].dtype == values[value].dtype:
-                self._keep(gradient, microbatch, alive.pop(number))
-            else:
-                size = values[gradient].bytes
-                self._keep(gradient, microbatch, self.take(size))
-        _drop(list(alive.values()))
-        if halves:
-            self.saved[item, microbatch] = [(0, self.take(piece.segment.deferred_bytes))]
-        return late
+            gradient, number = self.program.values[value].gradient, piece.ends.get(value, -1)
+            waits = halves and self.program.values[value].role == "parameter"
+            if gradient >= 0 and number >= 0 and not waits:
+                yield value, gradient, number
 
     def _weights(self, item: int, microbatch: int) -> None:
         for value in self.program.segments[item].inputs:

@@ -15,7 +15,7 @@ from shardwright.planner.judge.evaluate import Evaluation, evaluate, run
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
-from shardwright.planner.search import Training, search
+from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.local.refinement import Effort, bottlenecks, improve
 from shardwright.planner.search.named import as_strategy
@@ -24,6 +24,7 @@ from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, residual
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
+FEW = Limits(max_candidates=4)
 HERE = Context.of(
     residual(batch=16, width=64, depth=3), cluster(2, 2, **SLOW), CostTable(), Training()
 )
@@ -105,7 +106,7 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
 
 def test_the_search_finds_more_with_refinement_than_without(monkeypatch) -> None:
     graph, where = residual(batch=16, width=64, depth=3, classes=16), cluster(2, 2, **SLOW)
-    refined = search(graph, where, CostTable()).best
+    refined = search(graph, where, CostTable(), limits=FEW).best
     monkeypatch.setattr(refine, "improve", lambda context, evaluation, *_, **__: evaluation)
-    plain = search(graph, where, CostTable()).best
+    plain = search(graph, where, CostTable(), limits=FEW).best
     assert refined.predicted.step_seconds < 0.98 * plain.predicted.step_seconds

@@ -79,15 +79,20 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
         widest = max(gaps, key=lambda gap: gap.width)
         candidate = _between(pool, widest, shift, wide)
         if candidate is None and spacing is not None:
-            for arrangement in sorted(_arrangements(pool, widest) - solved):
-                solved.add(arrangement)
-                pool.candidates += _more(pool, arrangement, math.expm1(wide / 4))
+            _solve(pool, widest, solved, math.expm1(wide / 4))
             candidate = _between(pool, widest, shift, wide)
         found = None
         if candidate is not None:
             found = yield Proposal(0.0, partial(pool.try_candidate, candidate))
         if found is None or not widest.holds(found):
             missed.add(widest.ends)
+
+
+def _solve(pool: Pool, gap: _Gap, solved: set[Arrangement], epsilon: float) -> None:
+    """Add candidates from the whole frontiers of the arrangements at a gap's ends, each solved once."""
+    for arrangement in sorted(_arrangements(pool, gap) - solved):
+        solved.add(arrangement)
+        pool.candidates += _more(pool, arrangement, epsilon)
 
 
 def _gaps(pool: Pool, wide: float) -> list[_Gap]:
