@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.core.schedules import NAMED, SCHEDULES
-from shardwright.core.staleness import ASYNCHRONOUS
+from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS
 from shardwright.errors import InputError
 
 
@@ -27,6 +27,7 @@ SEED_PLANS = {
         for name in NAMED
     },
     **dict.fromkeys(ASYNCHRONOUS, "STAGES[xTENSOR]"),
+    **dict.fromkeys(sorted(ACCUMULATES), "STAGESxMICROBATCHES[xTENSOR]"),
 }
 
 
