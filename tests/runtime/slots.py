@@ -1,7 +1,7 @@
 """A pipeline that is never flushed, in one process: written from the arithmetic of slots, knowing no Program.
 
-In every slot each stage k of N runs one forward, of the minibatch that entered ceil(k / 2) slots ago, and one backward, of
-the one that entered N - 1 - floor(k / 2) slots ago, and then its own optimizer. The model is a row of residual layers,
+In every slot each stage k of N runs one forward, of the microbatch that entered ceil(k / 2) slots ago, and one backward, of
+the one that entered N - 1 - floor(k / 2) slots ago, and behind the last of a minibatch's m its own optimizer. The model is a row of residual layers,
 each two linear maps with tanh and dropout between, and a linear head under a mean squared error: its backward
 is written out.
 """
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 Weights = dict[str, Tensor]  # of a stage, by name
-Mask = Callable[[int, int, tuple[int, ...]], Tensor]  # of a layer and a minibatch
+# Of a layer, a minibatch and one of its microbatches.
+Mask = Callable[[int, int, int, tuple[int, ...]], Tensor]
 
 
 class Layer(nn.Module):
@@ -49,7 +50,7 @@ class Row(nn.Module):
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimizer, by its formulas. ``rate`` is that of a slot."""
+    """An optimizer, by its formulas. ``rate`` is that of a period; ``annealing``: of PipeMare, its K."""
 
     kind: str
     rate: Callable[[int], float]
@@ -59,10 +60,13 @@ class Rule:
     max_norm: float = math.inf  # of the gradients of a stage
     course: str = "last"
     limit: float = math.inf
+    annealing: int = 0
 
-    def step(self, weight: Tensor, gradient: Tensor, kept: dict[str, Tensor], slot: int) -> None:
-        """Take a step; ``kept`` is what the optimizer remembers of a weight."""
-        rate = self.rate(slot)
+    def step(
+        self, weight: Tensor, gradient: Tensor, kept: dict[str, Tensor], slot: int, share: float
+    ) -> None:
+        """Take a step; ``kept`` is what the optimizer remembers of a weight, ``share`` of the learning rate."""
+        rate = self.rate(slot) * share
         if self.kind in ("sgd", "nesterov"):
             gradient = gradient + self.decay * weight
             before = kept.get("b")
@@ -118,39 +122,54 @@ class Stage:
     lags: list[int] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)
     history: list[Weights] = field(default_factory=list)  # after so many updates
+    sums: Weights = field(default_factory=dict)  # of gradients
+    ahead: dict[str, Weights] = field(default_factory=dict)  # by half, what microbatches share
+    average: Weights = field(default_factory=dict)  # of updates, of PipeMare
 
 
 class Emulator:
-    """The pipeline. ``mode`` is a staleness, ``again``: layers whose insides are computed again."""
+    """The pipeline. ``mode`` is a staleness, ``again``: layers whose insides are computed again; minibatches have
+    ``pieces`` microbatches."""
 
     def __init__(
-        self, stages: list[Stage], mode: str, rule: Rule, mask: Mask, again: set[int]
+        self,
+        stages: list[Stage],
+        mode: str,
+        rule: Rule,
+        mask: Mask,
+        again: set[int],
+        pieces: int = 1,
     ) -> None:
         self.stages, self.mode, self.rule, self.mask, self.again = stages, mode, rule, mask, again
+        self.pieces = pieces
 
     def run(self, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
         """Train on minibatches, fill and drain included; return their losses."""
-        count, losses = len(self.stages), dict[int, float]()
+        count, losses = len(self.stages), [0.0] * len(batches)
         between: dict[tuple[str, int, int], Tensor] = {}
-        for slot in range(len(batches) + count - 1):
+        cut = [x for batch in batches for x in batch[0].tensor_split(self.pieces)]
+        wanted = [y for batch in batches for y in batch[1].tensor_split(self.pieces)]
+        whole = batches[0][1].numel()
+        for slot in range(len(cut) + count - 1):
             for k, stage in enumerate(self.stages):
                 i = slot - math.ceil(k / 2)
-                if 0 <= i < len(batches):
-                    x = batches[i][0] if k == 0 else between.pop(("x", k, i))
-                    out = self._forward(stage, k, i, slot, x)
+                if 0 <= i < len(cut):
+                    x = cut[i] if k == 0 else between.pop(("x", k, i))
+                    out = self._forward(stage, k, i, slot // self.pieces, x)
                     between["x", k + 1, i] = out
                     if stage.has_head:
-                        losses[i] = float(((out - batches[i][1]) ** 2).mean())
+                        losses[i // self.pieces] += float(((out - wanted[i]) ** 2).sum()) / whole
             for k in reversed(range(count)):
                 i = slot - (count - 1 - k // 2)
-                if 0 <= i < len(batches):
+                if 0 <= i < len(cut):
                     if self.stages[k].has_head:
-                        difference = between.pop(("x", k + 1, i)) - batches[i][1]
-                        gradient = 2 * difference / difference.numel()
+                        gradient = 2 * (between.pop(("x", k + 1, i)) - wanted[i]) / whole
                     else:
                         gradient = between.pop(("g", k, i))
-                    between["g", k - 1, i] = self._backward(self.stages[k], k, i, slot, gradient)
-        return [losses[i] for i in range(len(batches))]
+                    between["g", k - 1, i] = self._backward(
+                        self.stages[k], k, i, slot // self.pieces, gradient
+                    )
+        return losses
 
     def _ahead(self, stage: Stage, steps: int, slot: int) -> Weights:
         return {
@@ -158,17 +177,34 @@ class Emulator:
             for name, weight in stage.weights.items()
         }
 
+    def _steps(self, k: int, minibatch: int) -> tuple[int, int]:
+        """Return how many updates ahead weights are predicted for forward, and for backward."""
+        count, m = len(self.stages), self.pieces
+        lag = min(minibatch, count - 1 - k)
+        if self.mode == "spectrain-v1":
+            return k // 2 + lag, k // 2
+        if self.mode == "xpipe":  # slots until the minibatch has left, in minibatches
+            forward = math.floor((count + m - 2 - math.ceil(k / 2)) / m + 0.5)
+            backward = math.floor((m + k // 2 - 1) / m + 0.5)
+            ends = m - 1 + count - 1 - k // 2  # of a minibatch, where the next begins every m slots
+            missing = sum(d * m + math.ceil(k / 2) <= ends for d in range(minibatch + 1, count + 1))
+            return forward - missing, backward
+        return (lag if self.mode in ("spectrain-v2", "pipeoptim") else 0), 0
+
     def _forward(self, stage: Stage, k: int, i: int, slot: int, x: Tensor) -> Tensor:
-        lag = min(i, len(self.stages) - 1 - k)
-        steps = {"spectrain-v1": k // 2 + lag, "spectrain-v2": lag, "pipeoptim": lag}.get(
-            self.mode, 0
-        )
-        weights = self._ahead(stage, steps, slot)
-        if (
-            self.mode == "stash-vertical"
-        ):  # after as many updates as the first stage had when it entered
-            weights = [*stage.history, weights][max(0, i - (len(self.stages) - 1))]
-        if self.mode in ("stash", "stash-vertical", "spectrain-v2"):
+        minibatch, piece = divmod(i, self.pieces)
+        if piece == 0:
+            steps = self._steps(k, minibatch)[0]
+            stage.ahead["forward"] = self._ahead(stage, steps, slot)
+        weights = stage.ahead["forward"] if self.mode == "xpipe" else stage.weights
+        weights = {name: one.clone() for name, one in weights.items()}
+        if self.mode in ("spectrain-v1", "spectrain-v2", "pipeoptim"):
+            weights = stage.ahead["forward"]
+        # After as many updates as the first stage had when it entered, or as one minibatch less.
+        late = {"stash-vertical": len(self.stages) - 1, "2bw": 1}.get(self.mode)
+        if late is not None:
+            weights = [*stage.history, weights][max(0, minibatch - late)]
+        if self.mode in ("stash", "stash-vertical", "spectrain-v2", "2bw"):
             stage.forward[i] = weights
         saved = stage.saved[i] = {}
         stage.begun[i] = stage.updates
@@ -191,14 +227,21 @@ class Emulator:
         """Make what lies within a layer of what comes into it."""
         up = f"layers.{layer}.up"
         h = torch.tanh(saved[f"in{layer}"] @ weights[f"{up}.weight"].T + weights[f"{up}.bias"])
-        saved[f"h{layer}"], saved[f"d{layer}"] = h, h * self.mask(layer, i, tuple(h.shape))
+        saved[f"h{layer}"], saved[f"d{layer}"] = h, h * self._mask(layer, i, h)
+
+    def _mask(self, layer: int, i: int, h: Tensor) -> Tensor:
+        return self.mask(layer, *divmod(i, self.pieces), tuple(h.shape))
 
     def _backward(self, stage: Stage, k: int, i: int, slot: int, g: Tensor) -> Tensor:
         stage.lags.append(stage.updates - stage.begun.pop(i))
-        if i in stage.forward:
-            weights = stage.forward.pop(i)
-        else:
-            weights = self._ahead(stage, k // 2 if self.mode == "spectrain-v1" else 0, slot)
+        minibatch, piece = divmod(i, self.pieces)
+        if piece == 0:
+            steps = self._steps(k, minibatch)[1]
+            stage.ahead["backward"] = self._ahead(stage, steps, slot)
+        weights = stage.forward.pop(i, stage.ahead["backward"])
+        if self.mode == "pipemare" and stage.average:
+            lag = min(i, len(self.stages) - 1 - k)
+            weights = {n: w - lag * stage.average[n] for n, w in stage.weights.items()}
         saved = stage.saved.pop(i)
         found: Weights = {}
         if stage.has_head:
@@ -210,15 +253,31 @@ class Emulator:
             h, up, down = saved[f"h{layer}"], f"layers.{layer}.up", f"layers.{layer}.down"
             found[f"{down}.weight"], found[f"{down}.bias"] = g.T @ saved[f"d{layer}"], g.sum(0)
             inner = g @ weights[f"{down}.weight"]
-            inner = inner * self.mask(layer, i, tuple(h.shape)) * (1 - h**2)
+            inner = inner * self._mask(layer, i, h) * (1 - h**2)
             found[f"{up}.weight"], found[f"{up}.bias"] = inner.T @ saved[f"in{layer}"], inner.sum(0)
             g = g + inner @ weights[f"{up}.weight"]
-        stage.history.append({name: one.clone() for name, one in stage.weights.items()})
-        norm = math.sqrt(sum(float((one**2).sum()) for one in found.values()))
-        for name, gradient in found.items():
+        for name, one in found.items():
+            stage.sums[name] = stage.sums.get(name, 0.0) + one
+        if piece == self.pieces - 1:
+            self._update(stage, k, minibatch, slot)
+        return g
+
+    def _update(self, stage: Stage, k: int, minibatch: int, slot: int) -> None:
+        before = {name: one.clone() for name, one in stage.weights.items()}
+        stage.history.append(before)
+        norm = math.sqrt(sum(float((one**2).sum()) for one in stage.sums.values()))
+        lag, share = len(self.stages) - 1 - k, 1.0
+        if self.rule.annealing:
+            share = 1 / max(lag, 1) ** (1 - min(minibatch / self.rule.annealing, 1))
+        for name, gradient in stage.sums.items():
             gradient = gradient * min(1.0, self.rule.max_norm / (norm + 1e-6))
             kept = stage.kept.setdefault(name, {})
-            kept["before"] = stage.weights[name].clone()
-            self.rule.step(stage.weights[name], gradient, kept, slot)
+            kept["before"] = before[name]
+            self.rule.step(stage.weights[name], gradient, kept, slot, share)
+            if self.mode == "pipemare" and lag:
+                remains = math.exp(-2 / lag)
+                average = stage.average.get(name, torch.zeros_like(before[name]))
+                step = stage.weights[name] - before[name]
+                stage.average[name] = remains * average + (1 - remains) * step
+        stage.sums.clear()
         stage.updates += 1
-        return g

@@ -32,7 +32,16 @@ from tests.runtime.slots import Emulator, Row, Rule, Stage
 pytestmark = pytest.mark.torch
 
 SEED, SAMPLES, WIDTH, RATE = 5, 6, 8, 0.25
-MODES = ("stale", "stash", "stash-vertical", "spectrain-v1", "spectrain-v2", "pipeoptim")
+MODES = (
+    "stale",
+    "stash",
+    "stash-vertical",
+    "spectrain-v1",
+    "spectrain-v2",
+    "pipeoptim",
+    "pipemare",
+)
+ACCUMULATING = ("2bw", "xpipe")
 # By name: the emulator's rule, and torch's optimizer.
 RULES: dict[str, tuple[Callable[..., Rule], Callable[..., Any]]] = {
     "momentum": (
@@ -82,13 +91,14 @@ def train(
     data: list[dict[str, Tensor]],
     decay: float = 1.0,
     how: Extrapolation = Extrapolation(),  # noqa: B008
+    annealing: int = 0,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train with all ranks in this process; return the losses by batch, and the parameters."""
     program = lower(captured.graph, strategy)
 
     def work(world: LocalWorld) -> tuple[list[float], dict[str, Tensor]]:
         mine = copy.deepcopy(module)
-        options = RunOptions(seed=SEED, world=world, extrapolation=how)
+        options = RunOptions(seed=SEED, world=world, extrapolation=how, rate_annealing=annealing)
         executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
         schedule = torch.optim.lr_scheduler.ExponentialLR(executor.optimizer, decay)
         losses: dict[int, float] = {}
@@ -130,10 +140,10 @@ def emulate(
     assert all(stage.weights for stage in stages)
     draws = [n for n, one in enumerate(graph.operators) if "dropout" in one.kind]
 
-    def mask(layer: int, minibatch: int, shape: tuple[int, ...]) -> Tensor:
+    def mask(layer: int, minibatch: int, piece: int, shape: tuple[int, ...]) -> Tensor:
         if not module.rate:
             return torch.ones(shape, dtype=torch.float64)
-        moment = splitmix64(SEED) + (minibatch << 20) + 1
+        moment = splitmix64(SEED) + (minibatch << 20) + piece + 1
         config, whole = strategy.configs[draws[layer]], torch.empty(shape, dtype=torch.float64)
         split = [(size, name) for size, name in zip(strategy.meshes[0].sizes, config.dims) if name]
         # Each shard of samples, or of features, draws for itself; no test splits both of one tensor.
@@ -155,7 +165,9 @@ def emulate(
         for block in strategy.recompute
         if graph.blocks[block].start <= operator < graph.blocks[block].stop
     }
-    emulator = Emulator(stages, strategy.pipeline.staleness, rule, mask, again)
+    pipeline = strategy.pipeline
+    pieces = pipeline.num_microbatches
+    emulator = Emulator(stages, pipeline.staleness, rule, mask, again, pieces)
     losses = emulator.run([(batch["x"], batch["y"]) for batch in data])
     return losses, weights, stages
 
@@ -245,6 +257,42 @@ def test_weights_are_predicted_along_other_courses_as_the_slots_do(
     assert_equal(found, (losses, weights))
     other = emulate(captured, strategy, module, rule(rate=lambda _: 0.02), data)[0]
     assert abs(other[-1] - losses[-1]) > 1e-6  # than without
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "stages", "pieces", "more"),
+    [
+        ("2bw", "momentum", 2, 2, {}),
+        ("2bw", "adamw", 4, 6, {"recompute": True}),
+        ("2bw", "nesterov", 3, 3, {"data": 2}),
+        ("xpipe", "adam", 2, 3, {}),
+        ("xpipe", "adamw", 4, 6, {"recompute": True}),
+        ("xpipe", "dampened", 3, 3, {"tensor": 2}),
+    ],
+)
+def test_minibatches_of_microbatches_are_those_of_the_slots(
+    mode: str, kind: str, stages: int, pieces: int, more: dict[str, Any]
+) -> None:
+    module, batch = row(4)
+    captured = capture(module, batch)
+    rule, optimizer = RULES[kind]
+    strategy = asynchronous(captured, stages, mode, num_microbatches=pieces, **more)
+    data = batches(50 if stages == 2 else 8)
+    rated = rule(rate=lambda period: 0.02 * 0.97 ** min(period, len(data)))
+    found = train(captured, strategy, module, partial(optimizer, lr=0.02), data, 0.97)
+    losses, weights, made = emulate(captured, strategy, module, rated, data)
+    assert_equal(found, (losses, weights))
+    assert all(stage.updates == len(data) for stage in made)
+
+
+def test_stages_whose_gradients_are_late_begin_with_smaller_learning_rates() -> None:
+    module, batch = row(4)
+    captured = capture(module, batch)
+    rule, optimizer = RULES["momentum"]
+    strategy, data = asynchronous(captured, 4, "pipemare"), batches(12)
+    rated = rule(rate=lambda _: 0.02, annealing=8)
+    found = train(captured, strategy, module, partial(optimizer, lr=0.02), data, annealing=8)
+    assert_equal(found, emulate(captured, strategy, module, rated, data)[:2])
 
 
 def watched(
@@ -341,53 +389,46 @@ def test_weights_are_predicted_so_many_steps_ahead_as_the_papers_say(mode: str) 
             assert found["backward", stage] == {float(backward[stage])}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, *ACCUMULATING])
 def test_versions_held_are_those_whose_memory_is_predicted(mode: str) -> None:
     module, batch = row(4)
-    captured = capture(module, batch)
-    strategy = asynchronous(captured, 4, mode)
+    captured, pieces = capture(module, batch), 6 if mode in ACCUMULATING else 1
+    strategy = asynchronous(captured, 4, mode, num_microbatches=pieces)
     program = lower(captured.graph, strategy)
     most = dict.fromkeys(range(4), 0)
 
     def see(executor: Executor, index: int, minibatch: int) -> None:
         del index, minibatch
         own = {raw.data_ptr() for raw in executor.machine.parameters.raw.values()}
-        store, held = executor.machine.store, dict[int, int]()
+        store, oracle, found = executor.machine.store, executor._oracle, list[Tensor | None]()
         for number, value in enumerate(program.values):
             if value.role == "version" and value.mesh == executor.stage:
-                tensors = [store.data[store.slot(number, one)] for one in range(4)]
-                held |= {
-                    t.data_ptr(): t.numel() * t.element_size()
-                    for t in tensors
-                    if t is not None and t.data_ptr() not in own
-                }
-        older = [t for one in executor._oracle.past for t in one]
-        held |= {t.data_ptr(): t.numel() * t.element_size() for t in older}
+                found += [store.data[store.slot(number, one)] for one in range(program.ring)]
+        found += [t for one in (*oracle.past, *oracle.shared.values()) for t in one]
+        found += [*oracle.kept, *oracle._average.values(), *oracle._before.values()]
+        held = {t.data_ptr(): t.nbytes for t in found if t is not None and t.data_ptr() not in own}
         most[executor.stage] = max(most[executor.stage], sum(held.values()))
 
     watched(captured, strategy, module, see)
-    many, _ = unrolled(program, 12)
-    plain = lower(captured.graph, asynchronous(captured, 4, "stale"))
+    flushed = replace(strategy, pipeline=replace(strategy.pipeline, staleness="none"))
+    plain, many = lower(captured.graph, flushed), unrolled(program, 12)
+    is_own, less = program.kind != Kind.TRANSFORM, program.freed.copy()
+    more = np.where(is_own, 0, program.allocated)
+    less[is_own] -= plain.freed
     for stage in range(4):
-        alive = peak = program.base_bytes[stage] - plain.base_bytes[stage]
-        for index in np.flatnonzero(many.group == stage).tolist():
-            if many.kind[index] == Kind.TRANSFORM:
-                alive += int(many.allocated[index])
-                copies = bool(many.allocated[index])
-            peak = max(peak, alive)
-            freed = many.free_value[many.free_offset[index] : many.free_offset[index + 1]].tolist()
-            sizes = [program.values[v].bytes for v in freed if program.values[v].role == "version"]
-            keeps = mode in ("stash", "stash-vertical", "spectrain-v2")
-            alive -= sum(sizes) if sizes and (copies or keeps) else 0
+        base = program.base_bytes[stage] - plain.base_bytes[stage]
+        mine = many[1][many[0].group == stage]
+        alive = base + np.cumsum(more[mine]) - np.concatenate([[0], np.cumsum(less[mine])[:-1]])
         weights = {
             value.tensor: value.bytes
             for value in program.values
             if value.role == "parameter" and value.mesh == stage
         }
-        assert most[stage] == peak == versions(mode, stage, 4) * sum(weights.values())
+        copies = versions(mode, stage, 4, pieces)
+        assert most[stage] == alive.max() == copies * sum(weights.values())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, *ACCUMULATING])
 def test_one_stage_is_the_plain_optimizer_to_the_last_bit(mode: str) -> None:
     module, batch = row(2, rate=0.0)
     captured = capture(module, batch)
@@ -440,6 +481,8 @@ def test_what_an_asynchronous_pipeline_cannot_do_is_refused_in_a_sentence() -> N
         (replace(strategy, pipeline=replace(strategy.pipeline, schedule="gpipe")), "in turn"),
         (asynchronous(captured, 2, "stash", data=2, zero=1), "leave out ZeRO"),
         (overlapping, "devices of its own"),
+        (asynchronous(captured, 2, "stash", num_microbatches=2), "minibatches whole"),
+        (asynchronous(captured, 3, "2bw", num_microbatches=2), "2 microbatches for 3 stages"),
         (split_otherwise, r"head.weight rests as \(-1, -1\)"),
     ):
         with pytest.raises(InputError, match=words):

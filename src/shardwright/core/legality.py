@@ -18,6 +18,7 @@ from shardwright.core.layout import (
     local_shape,
     shard_dim,
 )
+from shardwright.core.staleness import ACCUMULATES
 from shardwright.core.strategy import MIXED, Mesh, Strategy
 from shardwright.errors import InputError
 
@@ -178,10 +179,14 @@ def _check_flushless(strategy: Strategy) -> None:
         (any(one.rest != one.optimizer for one in strategy.parameters),
          "holds parameters and their optimizer state whole on every data-parallel device of a stage",
          "some that are sharded further", "leave out ZeRO"),
-        (pipeline.num_microbatches > 1 or pipeline.schedule != "1f1b",
-         "runs its minibatches whole, one forward and one backward of a stage in turn",
-         f"{pipeline.num_microbatches} microbatches in {pipeline.schedule} order",
-         "set num_microbatches to 1 and the schedule to 1f1b"),
+        (pipeline.schedule != "1f1b", "runs one forward and one backward of a stage in turn",
+         f"{pipeline.schedule} order", "set the schedule to 1f1b"),
+        (pipeline.num_microbatches > 1 and name not in ACCUMULATES,
+         "runs its minibatches whole", f"{pipeline.num_microbatches} microbatches", "set num_microbatches to 1"),
+        (1 < len(strategy.meshes) > pipeline.num_microbatches and name in ACCUMULATES,
+         "updates once for at least as many microbatches as it has stages",
+         f"{pipeline.num_microbatches} microbatches for {len(strategy.meshes)} stages",
+         f"set num_microbatches to {len(strategy.meshes)} or more"),
         (strategy.precision in MIXED and strategy.precision != "bfloat16",
          "trains in float64, float32 or bfloat16: no stage waits for what all say of a scaled loss",
          strategy.precision, "choose another precision"),

@@ -33,8 +33,9 @@ ValueRole = Literal[
 ]
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
 TransformName = Literal[
-    "cast", "feedback", "top-k", "int8", "1-bit", "top-k sum", "int8 sum", "1-bit sum", "version"
-]
+    "cast", "feedback", "top-k", "int8", "1-bit", "top-k sum", "int8 sum", "1-bit sum",
+    "version", "buffer",
+]  # fmt: skip
 Primitive = Literal[
     "slice",
     "all_gather",
@@ -266,7 +267,10 @@ class Transform:
       a ``dtype``; it reads their bytes one behind the other;
     * ``version``: each parameter read, as it is expected to be ``forward + min(i, lag)`` updates later for the
       i-th minibatch since the pipeline was empty; where ``copies`` is 0 they are the parameters themselves, and
-      where ``behind`` is more as they were that many updates before.
+      where ``behind`` is more as they were that many updates before, where ``buffered`` is 1 as those that a
+      minibatch's first forward saw, ``backward`` tells its half. What is predicted for the first microbatch all of a minibatch have;
+    * ``buffer``: each parameter read, kept as it is before its update; where ``averages`` is more than 0 until behind it, when
+      the average of how updates went, over that many, is told of it.
     """
 
     name: TransformName
@@ -305,7 +309,8 @@ class Program:
 
     ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment, message, transform or update index, -1
     for the other kinds; an UPDATE of -1 takes all that its mesh trains), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
-    step t, for minibatch t - s; None where all work for that of their step. ``resource``: index of the queue that
+    step t, for minibatch t - s; None where all work for that of their step. ``position``: instructions of several
+    minibatches run in a step by it, then by index; None: by index. ``resource``: index of the queue that
     executes it, ``resource_names`` and ``resource_class`` (see ``ResourceClass``) tell which;
     instructions of one resource run one after another in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
     all smaller than i. ``frees``: values whose last use is instruction i,
@@ -343,6 +348,7 @@ class Program:
     base_bytes: tuple[int, ...]
     outputs: tuple[Output, ...] = ()
     shift: NDArray[np.int32] | None = None
+    position: NDArray[np.int32] | None = None
     transforms: tuple[Transform, ...] = ()
     updates: tuple[tuple[int, ...], ...] = ()
 
@@ -357,11 +363,17 @@ class Program:
         return len(self.kind)
 
     @property
+    def under_way(self) -> int:
+        """How many minibatches are under way: one, but of a pipeline that is never flushed. Minibatch i has what it
+        has in the place i modulo that."""
+        if self.shift is None or self.strategy.pipeline.is_flushed:
+            return 1
+        return int(self.shift.max(initial=0)) + 1
+
+    @property
     def ring(self) -> int:
-        """How many instances of a microbatch's values there are: its microbatches or, of a pipeline that is
-        never flushed, the minibatches under way. Minibatch i has the instance i modulo that."""
-        pipeline = self.strategy.pipeline
-        return pipeline.num_microbatches if pipeline.is_flushed else len(self.meshes)
+        """How many instances of a microbatch's values there are: one for each of all minibatches under way."""
+        return self.under_way * self.strategy.pipeline.num_microbatches
 
     @property
     def computes(self) -> NDArray[np.bool_]:
@@ -371,6 +383,12 @@ class Program:
     def shift_of(self, index: int) -> int:
         """Return by how many steps the minibatch of an instruction is older than the step's own."""
         return 0 if self.shift is None else int(self.shift[index])
+
+    @property
+    def turns(self) -> NDArray[np.int64]:
+        """The instructions in the order in which they run in a step, whichever minibatch each works for."""
+        index = np.arange(self.num_instructions)
+        return index if self.position is None else np.argsort(self.position, kind="stable")
 
     def pieces(self, item: int) -> tuple[tuple[Piece, ...], ...]:
         """Return what travels in transfer ``item``, for each of its sources."""

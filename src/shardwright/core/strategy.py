@@ -13,7 +13,7 @@ from typing import Literal
 
 from shardwright.core.layout import Layout
 from shardwright.core.schedules import SCHEDULES, ScheduleName
-from shardwright.core.staleness import TITLES, Staleness
+from shardwright.core.staleness import TITLES, Staleness, lateness
 
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row"]
 SyncEvery = Literal["step", "microbatch"]
@@ -239,8 +239,8 @@ class Strategy:
 
     @property
     def staleness(self) -> int:
-        """By how many updates of its stage a gradient is late at most: as many as stages follow the first."""
-        return 0 if self.pipeline.is_flushed else len(self.meshes) - 1
+        """By how many updates of its stage a gradient is late at most."""
+        return lateness(self.pipeline.staleness, len(self.meshes), self.pipeline.num_microbatches)
 
     @property
     def chunks(self) -> int:

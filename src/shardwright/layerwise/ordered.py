@@ -30,6 +30,7 @@ from shardwright.planner.schedule import (
     pipeline_order,
     replay,
     search_order,
+    timed_order,
 )
 
 PLANNER = "balanced"
@@ -191,6 +192,8 @@ def _placed(
             raise _too_large(schedule, kind, [w + k for w, k in zip(weights, kept, strict=True)])
     elif not lines:
         lines = pipeline_order(schedule, len(parts), problem.microbatches, crews)
+        if entry.chunks and entry.splits:
+            lines = timed_order(lines, stages, problem.microbatches, crews, (kept, left))
     found = replay(lines, stages, has_own_links=False)
     activations = most_bytes(lines, kept, left)
     memory = [w + a for w, a in zip(weights, activations, strict=True)]

@@ -41,7 +41,7 @@ from shardwright.runtime.reading import Reader
 from shardwright.runtime.scaling import scaler_of
 from shardwright.runtime.status import StatusFile
 from shardwright.runtime.stream import TrainingStep
-from shardwright.runtime.update import bound_of, check_optimizer
+from shardwright.runtime.update import bound_of, check_optimizer, share_of
 from shardwright.runtime.updating import Ends, Updating
 from shardwright.runtime.waiting import Action
 from shardwright.runtime.world import TorchWorld
@@ -116,6 +116,7 @@ class Executor(Keeping):
         ends = Ends(
             lambda: self.optimizer, self.loss, self._noise, self._forecasts, self._oracle, self.scaler,
             self._max_norm, self.options.check_finite,
+            share_of(self.program, self.options.rate_annealing),
         )  # fmt: skip
         self._updating = Updating(self.machine, ends)
         compiler = Compiler(self.machine, self._updating.action, training=True)
@@ -211,7 +212,7 @@ class Executor(Keeping):
         plain PyTorch on it.
 
         In an asynchronous pipeline of N stages the batch enters, and the loss is that of one which has left, the
-        N-th before it: number ``self.left``, counted from 1. While the pipeline fills it is NaN, and ``left`` is None.
+        N-th before it, or the second where it has microbatches: number ``self.left``, counted from 1. While the pipeline fills it is NaN, and ``left`` is None.
         Batches have the planned size there, and only ``evaluate`` has outputs.
         """
         if self._flow:

@@ -1,7 +1,7 @@
 """A rank's share of a pipeline that is never flushed, period after period.
 
 In a period a minibatch enters, and each of the rank's instructions works for the minibatch that its shift says,
-if there is one. Nobody waits for all ranks: what all are told, the loss, is on its way while the next
+if there is one, in the order of their positions. Nobody waits for all ranks: what all are told, the loss, is on its way while the next
 periods run.
 """
 
@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shardwright.core.staleness import forward_shift
+from shardwright.core.program import Kind, Program
 from shardwright.errors import RunError
 from shardwright.runtime import outputs
 from shardwright.runtime.forecast import Forecasts
@@ -49,6 +50,14 @@ class _Told(NamedTuple):
     sums: HostCopy
 
 
+class _Ahead(NamedTuple):
+    """A receive that is asked for ahead of its turn, in the same period or so much ``later``."""
+
+    index: int
+    receive: Exchange
+    later: int
+
+
 class Flow:
     """The pipeline as this rank runs it. ``clock.step`` is the period, and the number of the minibatch
     that enters."""
@@ -66,13 +75,17 @@ class Flow:
         self._forecasts = forecasts
         lasting = frozenset(store.slot(program.loss, one) for one in range(program.ring))
         self._posted: set[int] = set()  # receives of the period to come
-        turns = compiler.compile_turns(indices, lasting)
+        own = set(indices)
+        turns = compiler.compile_turns(
+            [one for one in program.turns.tolist() if one in own], lasting
+        )
         self._turns = [
             self._with_receives_ahead(one, turns[(at + 1) % len(turns)])
             for at, one in enumerate(turns)
         ]
-        self._stages = len(program.meshes)
-        self._leaves = forward_shift(program.values[program.loss].mesh)  # with the loss, not before
+        self._ring = program.under_way
+        self._pieces = program.strategy.pipeline.num_microbatches
+        self._leaves = _shift_of_loss(program)
         self._stream = torch.cuda.Stream(store.device) if store.device.type == "cuda" else None
         self._end = 0  # behind the last minibatch that entered
         self._is_empty = True
@@ -99,7 +112,7 @@ class Flow:
                 "load the last checkpoint",
                 rank=self.machine.world.rank,
             )
-        fill(clock.step % self._stages)
+        fill(clock.step % self._ring * self._pieces)
         if self._is_empty:
             clock.first = clock.step
         self._end, self._is_empty = clock.step + 1, False
@@ -111,7 +124,7 @@ class Flow:
         clock, end = self.machine.clock, self._end
         if self._is_empty or self._is_broken:
             return
-        for _ in range(self._stages - 1):
+        for _ in range(self._ring - 1):
             self._period(walk)
         self.compiler.let_go()
         while self._told:
@@ -127,39 +140,48 @@ class Flow:
         return found
 
     def _with_receives_ahead(self, turn: Compiled, following: Compiled) -> list[Step]:
-        """Return a turn's actions with their shifts, in which what comes from a stage in the turn that follows is
-        asked for as soon as all of this one's has come: the sender need not wait for that.
+        """Return a turn's actions with their shifts, in which what comes from a stage for a microbatch is asked for as
+        soon as all of the one before has come, in this turn or the one that follows: the sender need not wait for that.
 
         On GPUs a receive that is asked for is a kernel that runs until then.
         """
         program, found = self.machine.program, list[Step]()
         on_host = self.machine.store.device.type == "cpu"
         receives = {i: one for i, one in turn.exchanges.items() if isinstance(one, Receive)}
-        last = self._last_received(turn, receives) if on_host else {}
+        nexts = self._asked_ahead(turn, receives, following) if on_host else {}
         for place, (index, action) in enumerate(turn.actions):
-            shift, run = program.shift_of(index), action
-            if last and index in receives and action == receives[index].issue:
+            run = action
+            if nexts and index in receives and action == receives[index].issue:
                 run = partial(self._ask, index, receives[index])
-            found.append((shift, index, run))
-            if place in last:
-                new = {index: following.exchanges[index] for index in last[place]}
-                found.append((shift, index, partial(self._ask_ahead, shift, new)))
+            found.append((program.shift_of(index), index, run))
+            if place in nexts:
+                run = partial(self._ask_ahead, nexts[place])
+                found.append((program.shift_of(index), index, run))
         return found
 
-    def _last_received(
-        self, turn: Compiled, receives: Mapping[int, Exchange]
-    ) -> dict[int, list[int]]:
-        """Return the places in a turn's actions by which all has come that a stage sends, and its receives."""
-        program, by_sender = self.machine.program, dict[int, list[int]]()
+    def _asked_ahead(
+        self, turn: Compiled, receives: Mapping[int, Receive], following: Compiled
+    ) -> dict[int, list[_Ahead]]:
+        """Return the places in a turn's actions by which all has come that a stage sends for a microbatch, and what is
+        asked for there."""
+        program, by_sender = self.machine.program, dict[int, dict[int, list[int]]]()
         for index in receives:
             sender = program.messages[int(program.item[index])].mesh
-            by_sender.setdefault(sender, []).append(index)
+            pieces = by_sender.setdefault(sender, {})
+            pieces.setdefault(int(program.microbatch[index]), []).append(index)
         ends = {
             index: place
             for place, (index, action) in enumerate(turn.actions)
             if index in receives and action == receives[index].complete
         }
-        return {max(ends[index] for index in own): own for own in by_sender.values()}
+        found: dict[int, list[_Ahead]] = {}
+        for pieces in by_sender.values():
+            every = list(pieces.values())  # as they stand in the turn
+            for own, coming in pairwise(every):
+                found[_last(own, ends)] = [_Ahead(one, receives[one], 0) for one in coming]
+            first = [_Ahead(one, following.exchanges[one], 1) for one in every[0]]
+            found[_last(every[-1], ends)] = first
+        return found
 
     def _ask(self, index: int, receive: Exchange) -> None:
         if index in self._posted:
@@ -167,25 +189,25 @@ class Flow:
         else:
             receive.issue()
 
-    def _ask_ahead(self, shift: int, receives: Mapping[int, Exchange]) -> None:
-        """Ask for what a minibatch is sent that is there for sure: of a stage that receives, the next one has
-        entered."""
+    def _ask_ahead(self, coming: Sequence[_Ahead]) -> None:
+        """Ask for what a minibatch is sent that is there for sure: it has entered."""
         clock = self.machine.clock
-        if clock.step + 1 - shift < self._end:
-            self._posted.update(receives)
-            for receive in receives.values():
-                receive.issue()
+        for one in coming:
+            minibatch = clock.minibatch(self.machine.program.shift_of(one.index)) + one.later
+            if clock.first <= minibatch < self._end:
+                self._posted.add(one.index)
+                one.receive.issue()
 
     def _period(self, walk: Callable[[int, Action], None]) -> None:
         clock, first, end = self.machine.clock, self.machine.clock.first, self._end
         self.loss.seed(1.0)
         self._is_broken = True
-        for shift, index, action in self._turns[clock.step % self._stages]:
+        for shift, index, action in self._turns[clock.step % self._ring]:
             if first <= clock.step - shift < end:
                 walk(index, action)
         self._tell(clock.step - self._leaves)
         clock.step += 1
-        while self._told and self._told[0].period + self._stages - self._leaves < clock.step:
+        while self._told and self._told[0].period + self._ring - self._leaves < clock.step:
             self._hear(self._told.popleft())
         self._is_broken = False
 
@@ -196,8 +218,11 @@ class Flow:
         site = machine.sites.get(program.values[program.loss].mesh)
         sums = torch.zeros(2, dtype=torch.float64, device=machine.store.device)
         if is_there and site is not None and outputs.counts(program, program.loss, site):
-            held = machine.store.data[machine.store.slot(program.loss, minibatch % self._stages)]
-            sums[0] = torch.nan if held is None else held
+            place = minibatch % self._ring * self._pieces
+            pieces = range(place, place + self._pieces)
+            for slot in dict.fromkeys(machine.store.slot(program.loss, one) for one in pieces):
+                held = machine.store.data[slot]
+                sums[0] += torch.nan if held is None else held
         sums[1] = float(INTERRUPTION.requested)
         sums = torch.cat((sums, self._forecasts.tell())) if self._forecasts.every else sums
         copy = HostCopy(machine.world.all_reduce(sums), machine.store.device, self._stream)
@@ -210,6 +235,17 @@ class Flow:
             self._forecasts.hear(told.period, sums[2:])
         if told.minibatch >= 0:
             self._left.append(Left(told.minibatch + 1, told.sums.tensor()[0]))
+
+
+def _last(indices: Sequence[int], ends: Mapping[int, int]) -> int:
+    return max(ends[index] for index in indices)
+
+
+def _shift_of_loss(program: Program) -> int:
+    """Return how many periods after a minibatch entered all of its loss is there."""
+    assert program.shift is not None
+    runs = program.group == program.values[program.loss].mesh
+    return int(program.shift[runs & (program.kind == Kind.FORWARD)].max())
 
 
 def require_finite(left: Left, rank: int) -> None:

@@ -112,7 +112,7 @@ class Forecasts:
 
     def hear(self, period: int, sums: Sequence[float]) -> None:
         """Take what all ranks told in a period, and know the forecast once all stages must have."""
-        entered = period - self._stages + 1  # the minibatch that leaves
+        entered = period - self._machine.program.under_way + 1  # the minibatch that leaves
         self._heard = [a + b for a, b in zip(self._heard, sums, strict=True)]
         if self._looks_at(entered):
             rows = [self._heard[at : at + FACTS] for at in range(0, len(self._heard), FACTS)]

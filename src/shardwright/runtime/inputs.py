@@ -153,10 +153,10 @@ def fill(
     cuts: Sequence[Cut],
     batch: Batch | Shards,
     captured: Captured,
-    at: int | None = None,
+    at: int = 0,
 ) -> None:
     """Write the shards of a batch into the store; cuts them, and checks the batch, where that was not
-    done. ``at``: the instance that is to have them, None: its own for each microbatch."""
+    done. ``at``: the instance that the first microbatch's are for."""
     device = store.device
     if isinstance(batch, Shards):
         shards = batch.tensors
@@ -166,8 +166,7 @@ def fill(
     else:
         shards = cut(cuts, batch, captured, device)
     for place, shard in zip(cuts, shards, strict=True):
-        instance = place.microbatch if at is None else at
-        store.data[store.slot(place.value, instance)] = shard
+        store.data[store.slot(place.value, at + max(place.microbatch, 0))] = shard
 
 
 def cut(

@@ -122,7 +122,7 @@ class Compiler:
 
     def compile_turns(self, indices: Sequence[int], keep: frozenset[int]) -> list[Compiled]:
         """Compile the periods of a pipeline that is never flushed: as many as minibatches are under way."""
-        program, ring = self.program, self.program.ring
+        program, ring = self.program, self.program.under_way
         order = sorted(range(len(indices)), key=lambda place: program.shift_of(indices[place]))
         touches = list[list[Touch]]()
         for self._turn in range(ring):
@@ -141,11 +141,12 @@ class Compiler:
         return found
 
     def instance(self, index: int) -> int:
-        """Return which instance of its values an instruction works on: its microbatch's or minibatch's."""
-        if self._turn is not None:
-            return (self._turn - self.program.shift_of(index)) % self.program.ring
-        own, is_flushed = self.program.microbatch, self.program.strategy.pipeline.is_flushed
-        return int(own[index]) if is_flushed else 0
+        """Return which instance of its values an instruction works on: its microbatch's, of its minibatch."""
+        own = int(self.program.microbatch[index])
+        if self._turn is None:
+            return own
+        place = (self._turn - self.program.shift_of(index)) % self.program.under_way
+        return place * self.program.strategy.pipeline.num_microbatches + max(own, 0)
 
     def let_go(self) -> None:
         """Wait until all that was sent has arrived."""
@@ -185,7 +186,7 @@ class Compiler:
 
     def _transform(self, index: int) -> Action:
         transform, machine = self.program.transforms[int(self.program.item[index])], self.machine
-        if transform.name == "version":
+        if transform.name in ("version", "buffer"):
             return self.special(index, self.instance(index))
         return transformed(transform, machine.store, machine.parameters, self.instance(index))
 

@@ -26,7 +26,8 @@ class RunOptions:
     ``forecast_every``: so many batches, at least one more than stages, predicted weights are looked at again
     (``Executor.forecast``); 0: never. Their stages then hold two more copies of them for a while.
     ``extrapolation``: how an asynchronous pipeline predicts weights; along differences a stage holds another copy of
-    them.
+    them. ``rate_annealing``: PipeMare's stages begin with their learning rates divided by how many updates their gradients
+    are late, and have all of them after so many; 0: from the first.
     """
 
     device: torch.device | str | None = None
@@ -40,3 +41,4 @@ class RunOptions:
     noise_decay: float | None = None
     forecast_every: int = 0
     extrapolation: Extrapolation = field(default_factory=Extrapolation)
+    rate_annealing: int = 0

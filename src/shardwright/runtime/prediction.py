@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.program import Transform
-from shardwright.core.staleness import COURSES, PREDICTS, Extrapolation, Staleness, forward_shift
+from shardwright.core.staleness import COURSES, PREDICTS, REMAINS, Extrapolation, Staleness
 from shardwright.errors import InputError
 from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.interpreter import Machine
@@ -101,14 +101,23 @@ def check_prediction(
 
 
 class Oracle:
-    """Tells what parameters are expected to be, at the current learning rates, and what they were. It remembers what
-    they were before their last update, if it goes by that, and at forwards before, since the pipeline was empty."""
+    """Tells what parameters are expected to be, at the current learning rates, and what they were.
+
+    Since the pipeline was empty it remembers what they were before their last update, if it goes by that, and at
+    forwards before; how updates went on average; and what all microbatches of a minibatch have in common (``shared``, by
+    half, 1 for backward): a rank has one stage.
+    """
 
     def __init__(self, clock: Clock, how: Extrapolation) -> None:
         self.how, self._clock = how, clock
         self._since = -1  # the first minibatch of those whose updates are remembered
         self._before: dict[nn.Parameter, Tensor] = {}
+        self._average: dict[nn.Parameter, Tensor] = {}
+        self._remains = 0.0  # of the average, at each update
+        self._updates = 0
         self.past: deque[list[Tensor]] = deque()
+        self.kept: list[Tensor] = []  # as they were before the last update
+        self.shared: dict[int, list[Tensor]] = {}
 
     def about_to_update(self, parameters: Iterable[nn.Parameter]) -> None:
         """Be told of an update."""
@@ -119,9 +128,43 @@ class Oracle:
     def _remembered(self) -> dict[nn.Parameter, Tensor]:
         if self._since != self._clock.first:
             self._since = self._clock.first
-            self._before.clear()
-            self.past.clear()
+            self._updates = 0
+            for held in (self._before, self._average, self.past, self.kept, self.shared):
+                held.clear()
         return self._before
+
+    def buffer(self, weights: Sequence[Tensor]) -> None:
+        """Keep weights that an update is about to change, in place of those of the update before."""
+        self._remembered()
+        self._updates += 1
+        if not self.kept:
+            self.kept = [torch.empty_like(one) for one in weights]
+        for held, one in zip(self.kept, weights, strict=True):
+            held.copy_(one.detach())
+
+    def buffered(self, weights: Sequence[Tensor], minibatch: int) -> Sequence[Tensor]:
+        """Return the weights of one update before a minibatch's own (PipeDream-2BW), or the first ones: as they are, or
+        were before the last update."""
+        self._remembered()
+        own = max(minibatch - self._clock.first - 1, 0)
+        return weights if own == self._updates else self.kept
+
+    def about_to_average(self, parameters: Iterable[nn.Parameter], lag: int) -> None:
+        """Be told of an update of a stage whose average lasts so many."""
+        self._remains = REMAINS ** (1 / lag)
+        before = self._remembered()
+        before.update((one, one.detach().clone()) for one in parameters)
+
+    def updated(self) -> None:
+        """Take an update into the average of how they went, if there is one."""
+        if not self._remains:
+            return
+        for parameter, before in self._before.items():
+            step = (parameter.detach() - before).mul_(1 - self._remains)
+            if (average := self._average.get(parameter)) is not None:
+                step.add_(average, alpha=self._remains)
+            self._average[parameter] = step
+        self._before.clear()
 
     def before(self, weights: Sequence[Tensor], updates: int) -> list[Tensor]:
         """Return, at the forward of every minibatch, the weights that there were so many updates before."""
@@ -156,8 +199,16 @@ class Oracle:
     def versions(
         self, optimizer: torch.optim.Optimizer, rows: Sequence[Row], steps: int
     ) -> list[Tensor]:
-        """Return the parameters of rows so many updates later, in the dtypes in which they are used."""
+        """Return the parameters of rows so many updates later, or (below 0) as they are estimated to have been before, in
+        the dtypes in which they are used."""
+        if steps < 0:
+            return [self._estimated(one, steps).to(raw.dtype) for _, raw, one in rows]
         return [self.expected(optimizer, one, steps).to(raw.dtype) for _, raw, one in rows]
+
+    def _estimated(self, parameter: nn.Parameter, steps: int) -> Tensor:
+        """Go back along the average of updates (PipeMare's T2)."""
+        weights, average = parameter.detach(), self._average.get(parameter)
+        return weights.clone() if average is None else weights.add(average, alpha=steps)
 
     def _limited(self, step: Tensor, unit: float) -> Tensor:
         most = self.how.limit * unit
@@ -181,25 +232,82 @@ def versioned(
 ) -> Action:
     """Return the action that writes versions of parameters for a minibatch, ``moment``: its (shift,
     instance). Without an optimizer they are the parameters as they are."""
-    (shift, instance), constants = moment, dict(transform.constants)
-    rows, store, clock = _rows(transform, machine, instance), machine.store, machine.clock
+    (shift, instance), store, clock = moment, machine.store, machine.clock
+    rows = _rows(transform, machine, instance)
     own = [raw for _, raw, _ in rows]
-    if optimizer is None or not constants["copies"]:
+    number = _numbers(transform)
+    if optimizer is None or not any(number[one] for one in ("buffered", "copies", "shares")):
         return partial(_write, store, rows, own)
-    ahead, lag, behind = (int(str(constants[name])) for name in ("forward", "lag", "behind"))
-    if behind:
-        return lambda: _write(store, rows, oracle.before(own, behind))
-    is_forward = shift == forward_shift(transform.mesh)
-    told = _told(transform, machine, rows) if is_forward else []
+    pieces = machine.program.strategy.pipeline.num_microbatches
+    lent = _lent(
+        number, own, oracle, lambda: clock.minibatch(shift), instance % pieces == pieces - 1
+    )
+    if lent is not None:
+        return lambda: _write(store, rows, lent())
+    told = None if number["backward"] else _told(transform, machine, rows)
 
     def predict() -> None:
         minibatch = clock.minibatch(shift)
-        steps = ahead + min(minibatch - clock.first, lag)
-        _write(store, rows, oracle.versions(optimizer(), rows, steps))
-        if is_forward:
-            forecasts.see(minibatch, [(one, store.data[slot]) for slot, _, one in told], steps)
+        steps = _steps(number, minibatch - clock.first)
+        weights = oracle.versions(optimizer(), rows, steps)
+        _write(store, rows, weights)
+        if pieces > 1:
+            oracle.shared[number["backward"]] = weights
+        if told is not None:
+            forecasts.see(minibatch, _written(store, told), steps)
 
     return predict
+
+
+def _written(store: Store, rows: Sequence[Row]) -> list[tuple[nn.Parameter, Tensor | None]]:
+    return [(parameter, store.data[slot]) for slot, _, parameter in rows]
+
+
+def _numbers(transform: Transform) -> dict[str, int]:
+    return {name: int(str(one)) for name, one in transform.constants}
+
+
+def _lent(
+    number: Mapping[str, int],
+    own: Sequence[Tensor],
+    oracle: Oracle,
+    minibatch: Callable[[], int],
+    is_last: bool,
+) -> Callable[[], Sequence[Tensor]] | None:
+    """Return what gives versions that were made already, None where they are to be predicted; ``is_last``: of those that
+    share them."""
+    if number["buffered"]:
+        return lambda: oracle.buffered(own, minibatch())
+    if behind := number["behind"]:
+        return lambda: oracle.before(own, behind)
+    if number["shares"]:
+        take = oracle.shared.pop if is_last else oracle.shared.__getitem__
+        return lambda: take(number["backward"])
+    return None
+
+
+def _steps(number: Mapping[str, int], begun: int) -> int:
+    """Return how many updates ahead a version is for the minibatch before which so many entered an empty pipeline."""
+    lag = number["lag"]
+    return number["forward"] + (min(begun, lag) if lag >= 0 else -min(begun, -lag))
+
+
+def buffering(transform: Transform, machine: Machine, oracle: Oracle) -> Action:
+    """Return the action that keeps parameters as they are before their update, or that averages how it goes."""
+    lag = _numbers(transform)["averages"]
+    parameters = machine.parameters
+    if not lag:
+        own = [parameters.raw[one] for one in transform.reads]
+        return lambda: oracle.buffer(own)
+    trained = _trained(machine)
+    masters = [trained[machine.program.values[one].tensor] for one in transform.reads]
+    return lambda: oracle.about_to_average(masters, lag)
+
+
+def _trained(machine: Machine) -> dict[int, nn.Parameter]:
+    """Return what is updated of a graph's parameters."""
+    values = machine.program.values
+    return {values[one.value].tensor: one.parameter for one in machine.parameters.masters}
 
 
 def _told(transform: Transform, machine: Machine, rows: Sequence[Row]) -> list[Row]:
@@ -215,8 +323,7 @@ def _write(store: Store, rows: Sequence[Row], weights: Sequence[Tensor]) -> None
 
 def _rows(transform: Transform, machine: Machine, instance: int) -> list[Row]:
     """Return by version its slot, the parameter in use, and the one that is updated."""
-    values, parameters = machine.program.values, machine.parameters
-    trained = {values[one.value].tensor: one.parameter for one in parameters.masters}
+    values, parameters, trained = machine.program.values, machine.parameters, _trained(machine)
     return [
         (machine.store.slot(new, instance), parameters.raw[old], trained[values[old].tensor])
         for old, new in zip(transform.reads, transform.writes, strict=True)

@@ -1,7 +1,7 @@
 """The values of a Program as one rank holds them during a step.
 
 Every (value, microbatch) has a *slot*, an index into one flat list, so that instructions compiled
-once touch no dictionary. In a pipeline that is never flushed every (value, minibatch under way) has one. An alias shares the slot of the value it names. Parameters and buffers are
+once touch no dictionary. In a pipeline that is never flushed every minibatch under way has its own. An alias shares the slot of the value it names. Parameters and buffers are
 not here: they outlive the step (see ``parameters``).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shardwright.core.program import Program, Value
+from shardwright.core.program import Program
 
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
@@ -29,18 +29,15 @@ class Store:
         self.program = program
         self.device = device
         self._first: list[int] = []
-        self._is_flushed = program.strategy.pipeline.is_flushed
+        self._pieces = program.strategy.pipeline.num_microbatches
         count = 0
         for value in program.values:
             self._first.append(count)
-            count += program.ring if self._has_many(value) else 1
+            count += program.ring if value.scope == "microbatch" else program.under_way
         self.data: list[Tensor | None] = [None] * count
         # Whether a gradient's memory is ours alone, so that it may be added to in place: autograd
         # may hand the same tensor, or views of one, to several inputs.
         self.owned: list[bool] = [False] * count
-
-    def _has_many(self, value: Value) -> bool:
-        return value.scope == "microbatch" or not self._is_flushed
 
     def root(self, value: int) -> int:
         """Follow aliases to the value that has the data."""
@@ -49,10 +46,12 @@ class Store:
         return value
 
     def slot(self, value: int, microbatch: int) -> int:
-        """Return the slot of a value as an instruction of this microbatch sees it."""
+        """Return the slot of a value as an instruction of this microbatch sees it, counted over all minibatches
+        under way."""
         value = self.root(value)
-        has_many = self._has_many(self.program.values[value])
-        return self._first[value] + (microbatch if has_many else 0)
+        if self.program.values[value].scope == "microbatch":
+            return self._first[value] + microbatch
+        return self._first[value] + max(microbatch, 0) // self._pieces
 
     def clear(self) -> None:
         """Drop everything that is left."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from shardwright.core.layout import is_split
 from shardwright.core.program import Program
-from shardwright.core.staleness import Extrapolation
+from shardwright.core.staleness import Extrapolation, lag, rate_share
 from shardwright.errors import InputError
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import Machine
@@ -58,6 +59,34 @@ def _check_updates(optimizer: torch.optim.Optimizer, program: Program, *, scales
             "where parameters are updated when their gradients are ready, nobody knows yet whether the "
             "scaled loss overflowed; leave out scaling, or update by step"
         )
+
+
+def share_of(program: Program, annealing: int) -> Callable[[int, int], float]:
+    """Return which share of the learning rate a stage takes for a minibatch, where stages begin with smaller ones."""
+    staleness, stages = program.strategy.pipeline.staleness, len(program.meshes)
+    if annealing < 0 or (annealing and staleness != "pipemare"):
+        raise InputError(
+            "learning rates that are smaller at first, by how late a stage's gradients are, are those of "
+            f"staleness pipemare, over 0 steps or more, but rate_annealing is {annealing} and the plan has staleness "
+            f"{staleness}; leave it out, or plan pipemare"
+        )
+    if not annealing:
+        return lambda stage, minibatch: 1.0
+    return lambda stage, minibatch: rate_share(lag(stage, stages), minibatch, annealing)
+
+
+@contextmanager
+def slowed(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
+    """Take a share of the learning rates for a while."""
+    groups = optimizer.param_groups if share != 1 else []
+    rates = [group["lr"] for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate * share
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def bound_of(program: Program, asked: float | None) -> float | None:

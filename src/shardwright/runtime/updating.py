@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,15 +16,16 @@ from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.loss import LossSum
 from shardwright.runtime.noise import NoiseWatch
 from shardwright.runtime.parameters import taken
-from shardwright.runtime.prediction import Oracle, versioned
+from shardwright.runtime.prediction import Oracle, buffering, versioned
 from shardwright.runtime.scaling import LossScaler
-from shardwright.runtime.update import clip, owned_gradients
+from shardwright.runtime.update import clip, owned_gradients, slowed
 from shardwright.runtime.waiting import Action
 
 
 class Ends(NamedTuple):
     """What an executor has for the end of a step. ``max_norm``: of gradients, None where they are not clipped;
-    ``checks``: whether a loss that is not finite is refused."""
+    ``checks``: whether a loss that is not finite is refused; ``share``: of the learning rate that a stage takes for a
+    minibatch."""
 
     optimizer: Callable[[], torch.optim.Optimizer]
     loss: LossSum
@@ -33,6 +35,7 @@ class Ends(NamedTuple):
     scaler: LossScaler | None
     max_norm: float | None
     checks: bool
+    share: Callable[[int, int], float]
 
 
 def _alone(buffer: Tensor) -> Pending:
@@ -54,21 +57,27 @@ class Updating:
         if program.kind[index] == Kind.TRANSFORM:
             return self._versioned(index, instance, self.ends.optimizer)
         if program.kind[index] == Kind.CLIP:
-            if not program.strategy.pipeline.is_flushed and len(program.meshes) > 1:
-                return self._clipping_alone(int(program.group[index]), instance)
-            # Every gradient is complete before the first mesh's update: the first CLIP of a rank
-            # serves all meshes it is on, so that all ranks meet in one sum.
-            if program.group[index] != min(machine.sites):
-                return lambda: None
-            every = owned_gradients(machine)
-            return lambda: self._clip(every)
+            return self._clipping(index, instance)
         masters = taken(program, machine.parameters, index)
         pairs = [(one.parameter, machine.store.slot(one.gradient, instance)) for one in masters]
-        at, last = int(program.microbatch[index]), program.strategy.pipeline.num_microbatches - 1
-        # While other microbatches or meshes have to run, the loss is not known.
-        knows = at < 0 or (at == last and len(program.meshes) == 1)
-        knows = knows and program.strategy.pipeline.is_flushed
-        return lambda: self._update(pairs, knows=knows)
+        return partial(self._update, index, pairs, knows=self._knows_loss(index))
+
+    def _clipping(self, index: int, instance: int) -> Action:
+        machine, program = self.machine, self.machine.program
+        if not program.strategy.pipeline.is_flushed and len(program.meshes) > 1:
+            return self._clipping_alone(int(program.group[index]), instance)
+        # Every gradient is complete before the first mesh's update: the first CLIP of a rank
+        # serves all meshes it is on, so that all ranks meet in one sum.
+        if program.group[index] != min(machine.sites):
+            return lambda: None
+        every = owned_gradients(machine)
+        return lambda: self._clip(every)
+
+    def _knows_loss(self, index: int) -> bool:
+        """Whether the loss is known at an update: not while other microbatches or meshes have to run."""
+        program, pipeline = self.machine.program, self.machine.program.strategy.pipeline
+        at, last = int(program.microbatch[index]), pipeline.num_microbatches - 1
+        return pipeline.is_flushed and (at < 0 or (at == last and len(program.meshes) == 1))
 
     def _clipping_alone(self, mesh: int, instance: int) -> Action:
         """Return the action that clips the gradients of a stage that waits for no other, by their own norm."""
@@ -95,6 +104,8 @@ class Updating:
     ) -> Action:
         program = self.machine.program
         transform = program.transforms[int(program.item[index])]
+        if transform.name == "buffer":
+            return buffering(transform, self.machine, self.ends.oracle)
         moment = program.shift_of(index), instance
         ends = self.ends
         return versioned(transform, self.machine, moment, optimizer, ends.oracle, ends.forecasts)
@@ -123,7 +134,9 @@ class Updating:
             everyone = self.machine.world.all_reduce
             self.gradient_norm = clip(self.machine, pairs, self.ends.max_norm, everyone)
 
-    def _update(self, pairs: Sequence[tuple[nn.Parameter, int]], *, knows: bool) -> None:
+    def _update(
+        self, index: int, pairs: Sequence[tuple[nn.Parameter, int]], *, knows: bool
+    ) -> None:
         if knows:
             self._before_update()
         for parameter, slot in pairs:
@@ -133,7 +146,14 @@ class Updating:
             parameter.grad = None if gradient is None else gradient.contiguous()
         if not self.skips:
             self.ends.oracle.about_to_update([parameter for parameter, _ in pairs])
-            self.ends.optimizer().step()
+            self._step(index)
         for parameter, _ in pairs:
             parameter.grad = None
         self.ends.forecasts.updated()
+
+    def _step(self, index: int) -> None:
+        program, ends = self.machine.program, self.ends
+        minibatch = self.machine.clock.minibatch(program.shift_of(index))
+        with slowed(ends.optimizer(), ends.share(int(program.group[index]), minibatch)):
+            ends.optimizer().step()
+        ends.oracle.updated()

@@ -340,6 +340,12 @@ class Job:
         least=0.0,
         says=FINITE,
     )
+    rate_annealing: int = option(
+        0,
+        "Steps in which the learning rates of late stages grow to all of it (pipemare).",
+        least=0,
+        says="learning rates grow over so many steps, 0 for all of it at once",
+    )
     profiles: bool = False
 
     def __post_init__(self) -> None:

@@ -132,6 +132,7 @@ def train_rank(task: Task) -> LoopEnd:
             extrapolation=Extrapolation(
                 course=cast(Course, job.extrapolation), limit=job.extrapolation_limit
             ),
+            rate_annealing=job.rate_annealing,
         ),
     )
     batch_size = plan.global_batch

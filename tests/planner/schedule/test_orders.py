@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,13 +12,19 @@ from shardwright.core.schedules import NAMED, SCHEDULES, ScheduleKind, ScheduleN
 from shardwright.core.strategy import Mesh, Pipeline, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.schedule import (
+    Action,
+    StageTimes,
     check_order,
     held,
+    most_bytes,
     order_of,
     pipeline_order,
     program_order,
+    replay,
+    timed_order,
     written,
 )
+from shardwright.planner.schedule.pipeline import halved
 from shardwright.planner.schedule.program import AHEAD, Entry, with_receives
 
 # Written by hand: two forwards more ahead per stage behind, and Megatron-LM's drawing of two devices
@@ -79,6 +87,47 @@ def test_interleaved_orders_are_those_of_torch(crews, chunks, pieces):
         assert list(mine) == [
             (a.stage_index, names[a.computation_type.name], a.microbatch_index) for a in acts
         ]
+
+
+TORCHS = {"zb-v": "ZBVZeroBubble", "zb-interleaved": "InterleavedZeroBubble"}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("schedule", TORCHS)
+def test_orders_by_times_are_no_longer_than_named_ones_or_torchs(schedule):
+    """Of unequal times, with transfers or not; and they keep no more than the named order does."""
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+    names = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "B"}
+    drawn = random.Random(5)
+    for crews, pieces in ((2, 4), (3, 6), (4, 8), (5, 10)):
+        count = 2 * crews
+        stages = [
+            StageTimes(
+                forward=drawn.uniform(0.5, 1.5),
+                backward=drawn.uniform(0.5, 1.5),
+                weight=drawn.uniform(0.3, 1.5),
+                receive=drawn.choice((0.0, 0.2)),
+            )
+            for _ in range(count)
+        ]
+        lines, sizes = order_of(placed(schedule, crews, 2, pieces)), ([1.0] * count, [0.5] * count)
+        meshes = tuple(tuple(dict.fromkeys(one.mesh for one in line)) for line in lines)
+        timed = timed_order(lines, stages, pieces, meshes, sizes)
+        check_order(timed, meshes, pieces)
+        assert max(most_bytes(timed, *sizes)) <= max(most_bytes(lines, *sizes))
+        theirs = [
+            halved(
+                [
+                    Action(a.stage_index, names[a.computation_type.name], a.microbatch_index)
+                    for a in line
+                    if a is not None and a.computation_type.name in names
+                ]
+            )
+            for line in get_schedule_ops(TORCHS[schedule], crews, pieces, 2)
+        ]
+        spans = [replay(one, stages, has_own_links=False).span for one in (timed, lines, theirs)]
+        assert spans[0] <= min(spans) * (1 + 1e-9)
 
 
 @settings(max_examples=60, derandomize=True, database=None, deadline=None)

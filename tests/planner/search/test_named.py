@@ -65,12 +65,16 @@ def test_the_name_of_a_schedule_gives_a_pipeline(
 
 
 def test_the_name_of_a_staleness_gives_stages_of_one_device_or_several() -> None:
-    for text, devices, sizes in (
-        ("stash", [(one,) for one in range(4)], (1,)),
-        ("spectrain-v2:2", [(0, 1), (2, 3)], (2,)),
-        ("spectrain-v1:2x2", [(0, 1), (2, 3)], (1, 2)),
+    for text, devices, sizes, pieces in (
+        ("stash", [(one,) for one in range(4)], (1,), 1),
+        ("spectrain-v2:2", [(0, 1), (2, 3)], (2,), 1),
+        ("spectrain-v1:2x2", [(0, 1), (2, 3)], (1, 2), 1),
+        ("2bw", [(one,) for one in range(4)], (1,), 4),
+        ("2bw:2x4", [(0, 1), (2, 3)], (2,), 4),
+        ("xpipe:2x8x2", [(0, 1), (2, 3)], (1, 2), 8),
     ):
         found = asked_for(context(4), text).few
+        assert found.pipeline.num_microbatches == pieces
         assert [mesh.devices for mesh in found.meshes] == devices
         assert {mesh.sizes for mesh in found.meshes} == {sizes}
         assert found.pipeline.staleness == text.partition(":")[0]
@@ -83,6 +87,8 @@ def test_the_name_of_a_staleness_gives_stages_of_one_device_or_several() -> None
         (8, "stash:2x3", "2 stages with 3 devices"),
         (16, "stash:2", "cluster's 16, and 4 samples"),
         (8, "stash:2x2x2", r"written STAGES\[xTENSOR\], such as 2x2, not"),
+        (8, "2bw:2x3", "4 data-parallel devices, but 4 samples do not divide"),
+        (8, "xpipe:2", r"written STAGESxMICROBATCHES\[xTENSOR\], such as"),
         (8, "ring", "must be one of megatron.*, not 'ring'"),
         (8, "cube:2x2", "the sizes of cube are written IxJxL"),
         (8, "cube:2x2x4", "needs 16 devices, but the cluster has 8"),

@@ -70,6 +70,19 @@ def test_stages_may_have_several_devices() -> None:
         assert "microbatch" not in one.label
 
 
+def test_with_more_stages_than_late_gradients_are_allowed_weights_are_double_buffered() -> None:
+    slow = cluster(1, 4, flops=1e9, near=1e11, far=1e10)
+    found = frontier(1, Training(optimizer_states=0), slow)
+    late = [plan for plan in found.plans if plan.strategy.pipeline.staleness == "2bw"]
+    assert late
+    for plan in late:
+        pipeline, stages = plan.strategy.pipeline, len(plan.strategy.meshes)
+        assert plan.predicted.staleness == plan.strategy.staleness == 1
+        assert 2 < stages <= pipeline.num_microbatches
+        assert f"{pipeline.num_microbatches} microbatches" in plan.strategy.label
+        assert any("one update late, whatever" in note for note in plan.notes)
+
+
 def test_less_late_is_better() -> None:
     late = Objective(step_seconds=1.0, peak_bytes=1.0, staleness=3)
     assert replace(late, staleness=2).dominates(late)

@@ -10,7 +10,7 @@ import pytest
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Objective, Plan, digest_of
 from shardwright.core.program import Kind, Program
-from shardwright.core.staleness import ASYNCHRONOUS, versions
+from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS, versions
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.files.planfile import read_plan, write_plan
@@ -22,7 +22,8 @@ from tests.planner.search.models import mlp
 
 
 def strategy_of(graph: OperatorGraph, stages: int, staleness: str) -> Strategy:
-    return seed_strategy(graph, Seed(stages=stages, staleness=staleness))
+    pieces = stages if staleness in ACCUMULATES else 1
+    return seed_strategy(graph, Seed(stages=stages, staleness=staleness, num_microbatches=pieces))
 
 
 def durations(program: Program, forward: list[float], backward: list[float]) -> np.ndarray:
@@ -31,7 +32,7 @@ def durations(program: Program, forward: list[float], backward: list[float]) -> 
     for kind, times in ((Kind.FORWARD, forward), (Kind.BACKWARD, backward)):
         for stage, time in enumerate(times):
             mine = (program.kind == kind) & (program.group == stage)
-            seconds[mine] = time / mine.sum()
+            seconds[mine] = time / mine.sum() * program.strategy.pipeline.num_microbatches
     return seconds
 
 
@@ -47,7 +48,8 @@ def test_a_period_is_the_longest_forward_and_backward_of_a_stage(mode: str) -> N
         forward, backward = drawn.uniform(1, 3, 4), drawn.uniform(1, 5, 4)
         seconds = durations(program, forward.tolist(), backward.tolist())
         found = simulate(program, seconds).step_seconds
-        assert found == pytest.approx(float((forward + backward).max()), rel=1e-9)
+        pieces = program.strategy.pipeline.num_microbatches
+        assert found == pytest.approx(pieces * float((forward + backward).max()), rel=1e-9)
 
 
 def test_stages_of_several_devices_keep_the_rhythm_and_add_up_gradients_beside_it() -> None:

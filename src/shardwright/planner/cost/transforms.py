@@ -131,6 +131,20 @@ def _version(transform: Transform, values: Sequence[Value], kind: DeviceKind, _:
         return Cost(seconds=0.0)
     predicts = constants["forward"] or constants["lag"]
     touched, kernels = (6, 4) if predicts else (2, 1)
+    return _passes(transform, values, kind, touched, kernels)
+
+
+def _buffer(transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable) -> Cost:
+    """Read each parameter and write it; where an average of updates is kept, behind the update read it again, with that
+    average, and write this."""
+    is_average = bool(dict(transform.constants)["averages"])
+    return _passes(transform, values, kind, *((8, 4) if is_average else (2, 1)))
+
+
+def _passes(
+    transform: Transform, values: Sequence[Value], kind: DeviceKind, touched: int, kernels: int
+) -> Cost:
+    """Return what it takes to touch all parameters so often, by so many kernels each."""
     size = sum(values[one].bytes for one in transform.reads)
     started = kernels * len(transform.reads) * kind.launch_seconds
     return Cost(seconds=memory_seconds(touched * size, kind) + started)
@@ -146,4 +160,5 @@ COSTS: dict[TransformName, Price] = {
     "int8 sum": _sum,
     "1-bit sum": _sum,
     "version": _version,
+    "buffer": _buffer,
 }

@@ -55,6 +55,7 @@ def fed(program: Program, feeding: Sequence[Feeding]) -> Program:
             for mesh, base in enumerate(program.base_bytes)
         ),
         shift=np.concatenate([ahead, lags]).astype(np.int32),
+        position=None if program.position is None else column(-1, "position"),
     )
 
 

@@ -1,8 +1,9 @@
 """Pipelines that are never flushed: the Program of one minibatch as the body of a loop.
 
-What one minibatch does is what it does in a step of its own. Which period each instruction of it falls in follows
-from its stage and from which half it belongs to (``core.staleness``): that is its ``shift``. What changes
-is on which weights it runs: transforms write *versions* of a stage's parameters, and segments read these.
+What one minibatch does is what it does in a step of its own. Which slot each instruction of it falls in follows
+from its stage and from which half it belongs to (``core.staleness``): that is its ``shift`` in periods, and its
+``position`` within one. What changes is on which weights it runs: transforms write *versions* of a stage's parameters, and
+segments read these.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.graph import Constant
 from shardwright.core.program import (
     BACKWARD_KINDS,
     SEGMENT_KINDS,
@@ -25,13 +27,15 @@ from shardwright.core.program import (
     Transform,
     Value,
 )
-from shardwright.core.staleness import Outlook, backward_shift, forward_shift, outlook
+from shardwright.core.staleness import Outlook, backward_slot, forward_slot, outlook
+from shardwright.errors import InputError
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 class _Insertion(NamedTuple):
-    """A transform before instruction ``before``, which is of its mesh and half; the bytes of what it writes, and
+    """A transform before instruction ``before``, which is of its mesh, microbatch and half; the bytes of what it writes, and
     those that it needs for a while."""
 
     before: int
@@ -40,71 +44,171 @@ class _Insertion(NamedTuple):
     temporary: int
 
 
+class _Freeing(NamedTuple):
+    """What an instruction frees besides: so many bytes, and values."""
+
+    at: int
+    bytes: int
+    values: tuple[int, ...] = ()
+
+
+class _Place(NamedTuple):
+    """To which half of a minibatch each instruction belongs, and to which of its microbatches."""
+
+    is_late: Flags
+    piece: Ints
+
+
+class _Change(NamedTuple):
+    """What lets a mesh run on versions."""
+
+    insertions: list[_Insertion]
+    freed: list[_Freeing]
+
+
 def flushless(program: Program) -> Program:
     """Return the body of a loop, given the Program of one minibatch; itself where its pipeline is flushed.
 
-    Instructions of one device keep their order: in a period it runs forward, backward, update.
+    Instructions of one device keep their order: in a slot it runs forward, backward and, once a period, update.
     """
     pipeline, stages = program.strategy.pipeline, len(program.meshes)
     if pipeline.is_flushed or stages == 1:
         return program
-    turns = [_turn(program, mesh) for mesh in range(stages)]
-    index, group = np.arange(program.num_instructions), program.group
-    late = np.array([backward_shift(mesh, stages) for mesh in range(stages)])[group]
-    soon = np.array([forward_shift(mesh) for mesh in range(stages)])[group]
-    shift = np.where(index >= np.array(turns)[group], late, soon).astype(np.int32)
-    program = replace(program, shift=shift)
+    where, pieces = _place(program), pipeline.num_microbatches
+    late = np.array([backward_slot(mesh, stages) for mesh in range(stages)])[program.group]
+    soon = np.array([forward_slot(mesh) for mesh in range(stages)])[program.group]
+    slot = where.piece + np.where(where.is_late, late, soon)
+    position = (2 * (slot % pieces) + where.is_late).astype(np.int32) if pieces > 1 else None
+    program = replace(program, shift=(slot // pieces).astype(np.int32), position=position)
+    changes = list[_Change]()
     for mesh in range(stages):
-        look = outlook(pipeline.staleness, mesh, stages)
+        look = outlook(pipeline.staleness, mesh, stages, pieces)
         if not look.is_plain:
-            program = _with_versions(program, mesh, look)
-    return program
+            program, change = _with_versions(program, mesh, look, where)
+            changes.append(change)
+    return _changed(program, changes, where)
 
 
-def _turn(program: Program, mesh: int) -> int:
-    """Return the first instruction of a mesh that belongs to the backward, or comes behind it."""
-    for index in np.flatnonzero(program.group == mesh).tolist():
-        kind, item = Kind(int(program.kind[index])), int(program.item[index])
-        if kind in (*BACKWARD_KINDS, Kind.RECOMPUTE, Kind.UPDATE):
-            return index
-        is_message = kind in (Kind.RECEIVE, Kind.MESSAGE)
-        if is_message and program.messages[item].purpose in ("gradient", "synchronise"):
-            return index
-    return program.num_instructions
+def _place(program: Program) -> _Place:
+    """Return where instructions belong. What there is once is there before the first microbatch or, behind a
+    mesh's first backward, behind the last."""
+    found = np.zeros(program.num_instructions, dtype=np.bool_)
+    turns: dict[tuple[int, int], bool] = {}
+    for index in range(program.num_instructions):
+        mesh, piece = int(program.group[index]), int(program.microbatch[index])
+        if _turns_back(program, index):
+            turns[mesh, piece] = turns[mesh, -1] = True
+        found[index] = turns.get((mesh, piece), False)
+    end = program.strategy.pipeline.num_microbatches - 1
+    piece = np.where(program.microbatch >= 0, program.microbatch, np.where(found, end, 0))
+    return _Place(found, piece.astype(np.int64))
 
 
-def _with_versions(program: Program, mesh: int, look: Outlook) -> Program:
-    """Return a Program in which a mesh runs on versions of its parameters."""
+def _turns_back(program: Program, index: int) -> bool:
+    kind, item = Kind(int(program.kind[index])), int(program.item[index])
+    if kind in (*BACKWARD_KINDS, Kind.RECOMPUTE, Kind.UPDATE):
+        return True
+    is_message = kind in (Kind.RECEIVE, Kind.MESSAGE)
+    return is_message and program.messages[item].purpose in ("gradient", "synchronise")
+
+
+def _with_versions(
+    program: Program, mesh: int, look: Outlook, where: _Place
+) -> tuple[Program, _Change]:
+    """Return a Program in which a mesh runs on versions of its parameters, and what else has to change."""
     program, reads, writes = _reading_versions(program, mesh, again=look.backward is not None)
+    change = _Change([], [])
     if not reads:
-        return program
-    mine = (program.group == mesh) & np.isin(program.kind, SEGMENT_KINDS)
-    runs = np.flatnonzero(mine).tolist()
-    ahead = [index for index in runs if program.shift_of(index) == forward_shift(mesh)]
-    behind = [index for index in runs if index not in ahead]
+        return program, change
+    _check_read_each(program, mesh)
     sizes = [program.values[one].bytes for one in writes]
-    if look.backward is None:
-        turns = [(ahead[0], max(runs), (look.forward, look.lag, 1, look.behind))]
-    else:
-        is_ahead = int(look.forward + look.lag > 0)
-        turns = [(ahead[0], max(ahead), (look.forward, look.lag, is_ahead, 0))]
-        if behind:
-            turns.append((behind[0], max(behind), (look.backward, 0, int(look.backward > 0), 0)))
-    freed, frees, insertions = (
-        program.freed.copy(),
-        dict[int, tuple[int, ...]](),
-        list[_Insertion](),
-    )
-    for first, last, how in turns:
-        made, spare = how[2] * sum(sizes), how[2] * 2 * max(sizes)
-        insertions.append(_Insertion(first, _transform(mesh, reads, writes, how), made, spare))
-        freed[last] += made
-        frees[last] = writes
-    # What older weights a stage keeps besides those that minibatches under way run on.
+    for half in _halves(look):
+        _write_versions(program, mesh, half, (reads, writes), where, change)
+    if look.buffered or look.regress:
+        update = _update_of(program, mesh)
+        constants: dict[str, Constant] = {"averages": look.regress}
+        transform = _transform("buffer", mesh, (reads, ()), constants)
+        for_a_while = 0 if look.buffered else sum(sizes)
+        change.insertions.append(_Insertion(update, transform, for_a_while, 0))
+        change.freed.append(_Freeing(update, for_a_while))
+    # Older weights that a stage keeps besides those that minibatches under way run on, or how updates went.
+    lasting = look.behind + (look.buffered or look.regress > 0)
     base = list(program.base_bytes)
-    base[mesh] += look.behind * sum(sizes)
-    program = replace(program, freed=freed, base_bytes=tuple(base))
-    return _inserted(program, insertions, frees)
+    base[mesh] += lasting * sum(sizes)
+    return replace(program, base_bytes=tuple(base)), change
+
+
+def _check_read_each(program: Program, mesh: int) -> None:
+    """Check that parameters of minibatches of many microbatches are read by each of these: for them there are versions."""
+    mine = (program.group == mesh) & np.isin(program.kind, SEGMENT_KINDS) & (program.microbatch < 0)
+    if program.strategy.pipeline.num_microbatches == 1:
+        return
+    numbers: list[int] = program.item[mine].tolist()
+    for number in numbers:
+        read = [
+            one for one in program.segments[number].inputs if program.values[one].role == "version"
+        ]
+        if read:
+            raise InputError(
+                "an asynchronous pipeline of microbatches has versions of parameters for each of these, but stage "
+                f"{mesh} computes once for all of them with parameter {program.values[read[0]].tensor} of the "
+                'graph; choose a staleness of one microbatch, such as stash, or set it to "none"'
+            )
+
+
+class _Half(NamedTuple):
+    """A half of a minibatch on a stage, before which versions are written: whether it is backward, what they are, whether
+    they are copies, and whether they last until the end of the other half."""
+
+    is_late: bool
+    constants: dict[str, Constant]
+    copies: bool
+    lasts: bool
+
+
+def _halves(look: Outlook) -> list[_Half]:
+    known: dict[str, Constant] = {"buffered": int(look.buffered)}
+    forward = {**known, "backward": 0, "forward": look.forward, "lag": look.lag}
+    if look.backward is None:
+        return [_Half(False, {**forward, "behind": look.behind}, True, True)]
+    ahead, behind = look.forward + look.lag > 0, look.backward > 0 or look.regress > 0
+    backward = {**known, "backward": 1, "forward": look.backward, "lag": -look.regress}
+    return [
+        _Half(False, {**forward, "behind": 0}, ahead, False),
+        _Half(True, {**backward, "behind": 0}, behind, False),
+    ]
+
+
+def _write_versions(
+    program: Program,
+    mesh: int,
+    half: _Half,
+    values: tuple[tuple[int, ...], tuple[int, ...]],
+    where: _Place,
+    change: _Change,
+) -> None:
+    """Write versions for a half of every microbatch: its first makes them, the others have the same, and its last lets
+    go of them."""
+    mine = (program.group == mesh) & np.isin(program.kind, SEGMENT_KINDS)
+    pieces = program.strategy.pipeline.num_microbatches
+    sizes = [program.values[one].bytes for one in values[1]]
+    for piece in range(pieces):
+        runs = mine & (where.piece == piece)
+        own = np.flatnonzero(runs & (where.is_late == half.is_late)).tolist()
+        if not own:
+            continue
+        last = int(np.flatnonzero(runs)[-1]) if half.lasts else own[-1]
+        made, ends = half.copies * (piece == 0), half.copies * (piece == pieces - 1)
+        how = {**half.constants, "copies": made, "shares": half.copies - made}
+        transform = _transform("version", mesh, values, how)
+        insertion = _Insertion(own[0], transform, made * sum(sizes), made * 2 * max(sizes))
+        change.insertions.append(insertion)
+        change.freed.append(_Freeing(last, ends * sum(sizes), values[1]))
+
+
+def _update_of(program: Program, mesh: int) -> int:
+    mine = (program.kind == Kind.UPDATE) & (program.group == mesh)
+    return int(np.flatnonzero(mine)[0])
 
 
 def _reading_versions(
@@ -158,60 +262,96 @@ def _reading(segment: Segment, new: dict[int, int], *, again: bool) -> Segment:
 
 
 def _transform(
-    mesh: int, reads: tuple[int, ...], writes: tuple[int, ...], how: tuple[int, int, int, int]
+    name: Literal["version", "buffer"],
+    mesh: int,
+    values: tuple[tuple[int, ...], tuple[int, ...]],
+    constants: dict[str, Constant],
 ) -> Transform:
-    names = ("forward", "lag", "copies", "behind")
     return Transform(
-        name="version",
+        name=name,
         mesh=mesh,
-        reads=reads,
-        writes=writes,
+        reads=values[0],
+        writes=values[1],
         purpose="parameter",
-        constants=tuple(zip(names, how, strict=True)),
+        constants=tuple(constants.items()),
     )
 
 
-def _inserted(
-    program: Program, insertions: Sequence[_Insertion], frees: dict[int, tuple[int, ...]]
-) -> Program:
-    """Return a Program with transforms, for whose results the segments of their mesh and shift wait."""
-    count, at = program.num_instructions, [one.before for one in insertions]
-    place = np.arange(count) + np.searchsorted(at, np.arange(count), side="right")
-    inside = np.array(at) + np.arange(len(at))  # where the transforms will be
-    order = np.insert(np.arange(count), at, at)  # which instruction each is like
+def _changed(program: Program, changes: Sequence[_Change], where: _Place) -> Program:
+    """Return a Program with transforms, for whose results the segments of their microbatch and half wait."""
+    insertions = [one for change in changes for one in change.insertions]
+    insertions.sort(key=lambda one: one.before)
+    if not insertions:
+        return program
+    freeings = [one for change in changes for one in change.freed]
+    at = np.array([one.before for one in insertions])
+    order = np.insert(np.arange(program.num_instructions), at, at)  # which instruction each is like
+    inside = at + np.arange(len(at))  # where the transforms will be
 
-    def column(name: str, new: Sequence[int]) -> NDArray[np.int32]:
-        made = getattr(program, name)[order].copy()
-        made[inside] = new
-        return made
+    def alike(like: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
+        return None if like is None else like[order]
 
-    waits, freed = _moved(program, place, len(order))
-    for index, values in frees.items():
-        freed[int(place[index])] += values
-    for one, new in zip(insertions, inside.tolist(), strict=True):
-        for index in _readers(program, one):
-            waits[int(place[index])].append(new)
-    offset, predecessor = _flat(list(map(sorted, waits)))
-    free_offset, free_value = _flat(freed)
-    number, shift = len(program.transforms), program.shift
-    assert shift is not None
+    transforms, columns = _as_columns(program, insertions, where)
+    offset, predecessor, free_offset, free_value = _wired(program, insertions, freeings, where)
+    program = replace(program, freed=_with_freed(program, freeings))
+    made: dict[str, Any] = {}
+    for name, new in columns.items():
+        made[name] = getattr(program, name)[order]
+        made[name][inside] = new
     return replace(
         program,
-        transforms=(*program.transforms, *[one.transform for one in insertions]),
-        kind=column("kind", [Kind.TRANSFORM] * len(at)),
+        transforms=(*program.transforms, *transforms),
         group=program.group[order],
-        item=column("item", range(number, number + len(at))),
-        microbatch=column("microbatch", [0] * len(at)),
-        shift=shift[order],
+        shift=alike(program.shift),
+        position=alike(program.position),
         resource=program.resource[order],
         offset=offset,
         predecessor=predecessor,
         free_offset=free_offset,
         free_value=free_value,
-        allocated=column("allocated", [one.bytes for one in insertions]),
-        freed=column("freed", [0] * len(at)),
-        temporary=column("temporary", [one.temporary for one in insertions]),
+        **made,
     )
+
+
+def _as_columns(
+    program: Program, insertions: Sequence[_Insertion], where: _Place
+) -> tuple[tuple[Transform, ...], dict[str, list[int]]]:
+    """Return what transforms there are, those that are equal once, and the columns of their instructions."""
+    transforms = tuple(dict.fromkeys(one.transform for one in insertions))
+    first = len(program.transforms)
+    return transforms, {
+        "kind": [Kind.TRANSFORM] * len(insertions),
+        "item": [first + transforms.index(one.transform) for one in insertions],
+        "microbatch": [_piece(one, where) for one in insertions],
+        "allocated": [one.bytes for one in insertions],
+        "freed": [0] * len(insertions),
+        "temporary": [one.temporary for one in insertions],
+    }
+
+
+def _with_freed(program: Program, freeings: Sequence[_Freeing]) -> Ints:
+    freed = program.freed.copy()
+    for one in freeings:
+        freed[one.at] += one.bytes
+    return freed
+
+
+def _wired(
+    program: Program,
+    insertions: Sequence[_Insertion],
+    freeings: Sequence[_Freeing],
+    where: _Place,
+) -> tuple[Ints, NDArray[np.int32], Ints, NDArray[np.int32]]:
+    """Return what every instruction waits for and frees once transforms stand between them."""
+    count, at = program.num_instructions, [one.before for one in insertions]
+    place = np.arange(count) + np.searchsorted(at, np.arange(count), side="right")
+    waits, freed = _moved(program, place, count + len(at))
+    for one in freeings:
+        freed[int(place[one.at])] += one.values
+    for number, one in enumerate(insertions):
+        for index in _readers(program, one, where):
+            waits[int(place[index])].append(one.before + number)
+    return *_flat(list(map(sorted, waits))), *_flat(freed)
 
 
 def _moved(program: Program, place: Ints, count: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -225,11 +365,18 @@ def _moved(program: Program, place: Ints, count: int) -> tuple[list[list[int]], 
     return waits, freed
 
 
-def _readers(program: Program, insertion: _Insertion) -> list[int]:
-    """Return the instructions that run on what a transform writes: those of its mesh and its half."""
-    shift, first = program.shift, insertion.before
-    assert shift is not None
-    alike = (program.group == program.group[first]) & (shift == shift[first])
+def _piece(insertion: _Insertion, where: _Place) -> int:
+    """Return the microbatch of a transform; what is done once behind all of them is of none."""
+    return int(where.piece[insertion.before]) if insertion.transform.writes else -1
+
+
+def _readers(program: Program, insertion: _Insertion, where: _Place) -> list[int]:
+    """Return the instructions that run on what a transform writes: those of its mesh, microbatch and half."""
+    first = insertion.before
+    if not insertion.transform.writes:
+        return []
+    alike = (program.group == program.group[first]) & (where.piece == where.piece[first])
+    alike &= where.is_late == where.is_late[first]
     return np.flatnonzero(alike & np.isin(program.kind, SEGMENT_KINDS)).tolist()
 
 
@@ -241,15 +388,16 @@ def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.int32]]:
 
 def unrolled(program: Program, minibatches: int) -> tuple[Program, Ints]:
     """Return some minibatches of a pipeline that is flushed behind the last, and which instruction of its
-    body each is. Minibatches take the place of microbatches.
+    body each is. The microbatches of all of them are numbered one behind the other.
 
     What works for a minibatch that there is not is skipped. O(instructions times minibatches).
     """
     shift = program.shift
     assert shift is not None
     count, periods = program.num_instructions, minibatches + int(shift.max())
+    pieces = program.strategy.pipeline.num_microbatches
     period = np.repeat(np.arange(periods), count)
-    source = np.tile(np.arange(count), periods)
+    source = np.tile(program.turns, periods)
     minibatch = period - shift[source]
     is_there = (minibatch >= 0) & (minibatch < minibatches)
     source, minibatch = source[is_there], minibatch[is_there]
@@ -266,8 +414,11 @@ def unrolled(program: Program, minibatches: int) -> tuple[Program, Ints]:
         kind=program.kind[source],
         group=program.group[source],
         item=program.item[source],
-        microbatch=minibatch.astype(np.int32),
+        microbatch=(minibatch * pieces + np.maximum(program.microbatch[source], 0)).astype(
+            np.int32
+        ),
         shift=None,
+        position=None,
         resource=program.resource[source],
         offset=offset,
         predecessor=predecessor,

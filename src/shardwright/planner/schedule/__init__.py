@@ -16,10 +16,10 @@ from shardwright.planner.schedule.pipeline import (
 )
 from shardwright.planner.schedule.play import Room
 from shardwright.planner.schedule.program import order_of, program_order
-from shardwright.planner.schedule.searched import search_order
+from shardwright.planner.schedule.searched import search_order, timed_order
 
 __all__ = [
     "Action", "Crews", "Line", "Replay", "Room", "StageTimes", "check_order", "finish_time", "folded",
     "global_order", "held", "merge_gradients", "most_bytes", "order_of", "pipeline_order",
-    "program_order", "replay", "search_order", "side_by_side", "written",
+    "program_order", "replay", "search_order", "side_by_side", "timed_order", "written",
 ]  # fmt: skip

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import TypeVar
 
 from shardwright.planner.schedule.clock import StageTimes, replay
 from shardwright.planner.schedule.exhaustive import best_order
 from shardwright.planner.schedule.generators import pipeline_order
-from shardwright.planner.schedule.pipeline import Line
+from shardwright.planner.schedule.pipeline import Crews, Line, most_bytes
 from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_schedule
 
 # W is begun where it makes what comes next wait for this share of it at most. All are tried, each
@@ -27,6 +28,8 @@ MOST_PLAYED = 100_000
 # So few actions, three stages of three microbatches, take some 20 ms to try in every order; a
 # microbatch more can take seconds.
 FEW = 27
+
+_Way = TypeVar("_Way")
 
 
 def search_order(
@@ -43,10 +46,9 @@ def search_order(
         lines = pipeline_order(name, count, num_microbatches)
         if room.has(lines):
             found.append((replay(lines, stages).span, lines))
-    plays = max(1, MOST_PLAYED // (3 * count * num_microbatches))
     least = least_span(stages, num_microbatches, room)
     policies = list(_policies(stages, num_microbatches, room))
-    for policy in policies[:: -(-len(policies) // plays)]:
+    for policy in _as_many_as_may_be_played(policies, count * num_microbatches):
         played = list_schedule(stages, num_microbatches, room, policy)
         found += [(played[1], played[0])] if played else []
         if played and played[1] <= least * (1 + ROUNDING):
@@ -57,6 +59,44 @@ def search_order(
     if 3 * count * num_microbatches <= FEW:
         return best_order(stages, num_microbatches, room, span) or lines
     return lines
+
+
+def timed_order(
+    lines: tuple[Line, ...],
+    stages: Sequence[StageTimes],
+    num_microbatches: int,
+    crews: Crews,
+    sizes: tuple[Sequence[float], Sequence[float]],
+) -> tuple[Line, ...]:
+    """Return an order of F, I and W whose span is no longer, and which keeps no more than that does on its fullest device.
+
+    Named orders are laid out for actions that take equally long. Tried are their F and I with W where it fills what would be
+    idle in fact, and orders in which devices decide it all. ``sizes``: what a mesh keeps of a microbatch from F to I, and of that to
+    W. The first of equals, the named order before all.
+    """
+    kept, left = sizes
+    limit = max(most_bytes(lines, kept, left))
+    room = Room(limits=[limit] * len(lines), kept=kept, left=left)
+    best, span = lines, replay(lines, stages, has_own_links=False).span
+    ways = [
+        (given, Policy(share=share, balances=balances, hurries=hurries))
+        for given, hurries in ((lines, False), ((), False), ((), True))
+        for share, balances in product(SHARES, (True, False))
+    ]
+    for given, policy in _as_many_as_may_be_played(ways, len(stages) * num_microbatches):
+        played = list_schedule(stages, num_microbatches, room, policy, crews=crews, given=given)
+        if played is None or not room.has(played[0]):
+            continue
+        found = replay(played[0], stages, has_own_links=False).span
+        if found < span * (1 - ROUNDING):
+            best, span = played[0], found
+    return best
+
+
+def _as_many_as_may_be_played(ways: Sequence[_Way], forwards: int) -> Sequence[_Way]:
+    """Return ways to decide, spread over all of them, that take at most ``MOST_PLAYED`` actions; one at least."""
+    plays = max(1, MOST_PLAYED // (3 * forwards))
+    return ways[:: -(-len(ways) // plays)]
 
 
 def least_span(stages: Sequence[StageTimes], num_microbatches: int, room: Room) -> float:

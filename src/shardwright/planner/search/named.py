@@ -15,7 +15,7 @@ from typing import cast
 from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.core.schedules import NAMED, SCHEDULES, NamedSchedule
-from shardwright.core.staleness import ASYNCHRONOUS, Staleness
+from shardwright.core.staleness import ASYNCHRONOUS
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
@@ -24,6 +24,7 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.schedule import order_of
 from shardwright.planner.search.labels import named_grid, placed_by, with_wire
+from shardwright.planner.search.namedlate import asynchronous
 from shardwright.planner.search.seedplans import SEED_PLANS, read_sizes
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
@@ -93,7 +94,7 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
 def _seed_of(context: Context, name: str, sizes: str) -> Seed | Grid:
     """Return what a known name, and perhaps sizes, stand for."""
     if name in ASYNCHRONOUS:
-        return _asynchronous(context, name, sizes)
+        return asynchronous(context, name, sizes)
     if name in NAMED:
         return _pipelined(context, name, sizes)
     return _sized(context, name, sizes) if sizes else _by_default(context, name)
@@ -293,22 +294,6 @@ def _pipelined(context: Context, name: str, text: str) -> Seed:
         num_microbatches=pieces,
         schedule=cast(NamedSchedule, name),
     )
-
-
-def _asynchronous(context: Context, name: str, text: str) -> Seed:
-    """Return a pipeline that is never flushed: every device a stage, or as many stages as are asked for, of
-    data-parallel devices, or groups of tensor-parallel ones."""
-    count, samples = context.num_devices, global_batch(context)
-    stages, *tensor = read_sizes(name, text) if text else (count,)
-    within = math.prod(tensor)
-    copies = count // (stages * within)
-    if stages < 2 or stages * within * copies != count or samples % max(copies, 1):
-        raise InputError(
-            "an asynchronous pipeline has at least 2 stages of equally many devices, each with as many "
-            f"samples, but {name} asks for {stages} stages with {within} devices for each of their samples, of "
-            f"the cluster's {count}, and {samples} samples; name others: {name}:{SEED_PLANS[name]}"
-        )
-    return Seed(data=copies, tensor=within, stages=stages, staleness=cast(Staleness, name))
 
 
 def _sized(context: Context, name: str, text: str) -> Seed | Grid:

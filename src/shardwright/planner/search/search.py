@@ -36,6 +36,7 @@ from shardwright.planner.search.proposers.late import late as proposes_late
 from shardwright.planner.search.proposers.refine import refined
 from shardwright.planner.search.proposers.schedules import schedules
 from shardwright.planner.search.proposers.smallest import smallest
+from shardwright.planner.search.proposers.uneven import uneven
 from shardwright.planner.search.survey import Survey
 from shardwright.planner.space import Placement
 
@@ -44,7 +45,7 @@ AS_USUAL = Training()
 # travel, and which together; then single decisions. A round begins when the one before has nothing
 # left that could be faster.
 LATER: tuple[tuple[Proposer, ...], ...] = (
-    (schedules,),
+    (schedules, uneven),
     (merged,),
     (sent_earlier,),
     (refined,),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwright.core.counts import read_count
 from shardwright.core.schedules import NAMED, SCHEDULES
-from shardwright.core.staleness import ASYNCHRONOUS
+from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS
 from shardwright.errors import InputError
 
 
@@ -28,6 +28,7 @@ SEED_PLANS = {
         for name in NAMED
     },
     **dict.fromkeys(ASYNCHRONOUS, "STAGES[xTENSOR]"),
+    **dict.fromkeys(sorted(ACCUMULATES), "STAGESxMICROBATCHES[xTENSOR]"),
 }
 
 

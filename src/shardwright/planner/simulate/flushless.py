@@ -30,7 +30,8 @@ def in_periods(
     many, source = unrolled(program, filling + PERIODS + 1)
     played = play(many, seconds[source])
     ends = np.zeros(filling + PERIODS + 1 + int(shift.max()))
-    np.maximum.at(ends, many.microbatch + shift[source], played.end)
+    minibatch = many.microbatch // program.strategy.pipeline.num_microbatches
+    np.maximum.at(ends, minibatch + shift[source], played.end)
     period = (ends[filling + PERIODS] - ends[filling]) / PERIODS
     return replace(
         timeline,

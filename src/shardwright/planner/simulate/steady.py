@@ -101,7 +101,7 @@ def _unrolled(
     lists: list[list[int]] = []
     closings: list[int] = []
     for step in range(min(int(shift.min()), 0), steps + max(int(shift.max()), 0)):
-        for index in range(count):
+        for index in program.turns.tolist():
             minibatch = step - int(shift[index])
             if not 0 <= minibatch < steps:
                 continue
@@ -109,7 +109,7 @@ def _unrolled(
             begins = not any(shift[one] == shift[index] for one in waits[index])
             lists.append([*closings[-1:], *found] if begins else found)
             place[index, minibatch] = len(rows)
-            rows.append((int(program.resource[index]), int(groups[index]), seconds[index]))
+            rows.append((int(program.resource[index]), int(groups[index]), float(seconds[index])))
         if 0 <= step < steps:
             lists.append([place[one, step] for one in own_ends])
             closings.append(len(rows))

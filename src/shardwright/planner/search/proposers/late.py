@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from shardwright.core.staleness import Staleness
+from shardwright.core.staleness import ACCUMULATES, Staleness
 from shardwright.core.strategy import ParameterConfig, Pipeline, Strategy
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.named import as_strategy, tensor_width
@@ -21,7 +21,8 @@ PREDICTED: tuple[Staleness, ...] = ("spectrain-v2", "spectrain-v1")
 STASHED: tuple[Staleness, ...] = ("stash",)
 # What a label says of a pipeline, and what is no longer so.
 _STAGES = re.compile(r"pipeline x \d+|\d+ stages ")
-_DROPPED = re.compile(r"\d+ microbatches|ZeRO-|no reshard after forward")
+_UPDATED_WHOLE = re.compile("ZeRO-|no reshard after forward")
+_DROPPED = re.compile(rf"\d+ microbatches|{_UPDATED_WHOLE.pattern}")
 
 
 def late(pool: Pool) -> Proposals:
@@ -36,6 +37,21 @@ def late(pool: Pool) -> Proposals:
             for strategy in _cut(pool, stages, mode):
                 # Whatever it promises: it may need less memory than any other.
                 yield Proposal(0.0, partial(pool.try_out, strategy))
+    if pool.staleness:
+        for strategy in _double_buffered(pool, most):
+            yield Proposal(0.0, partial(pool.try_out, strategy))
+
+
+def _double_buffered(pool: Pool, most: int) -> list[Strategy]:
+    """Return pipelines of more stages than the others may have, whose gradients are one update late all the same: of
+    every number of stages the fastest synchronous ones, of one device a stage and of more."""
+    found: dict[tuple[int, bool], Strategy] = {}
+    for one in pool.fitting:
+        strategy, stages = one.strategy, len(one.strategy.meshes)
+        has_pieces = strategy.pipeline.num_microbatches >= stages
+        if stages > most and has_pieces and _has_stages(strategy, stages):
+            found.setdefault((stages, len(strategy.devices) > stages), strategy)
+    return [_never_flushed(one, "2bw") for one in found.values()]
 
 
 def _cut(pool: Pool, stages: int, mode: Staleness) -> Iterator[Strategy]:
@@ -71,14 +87,17 @@ def _has_stages(strategy: Strategy, stages: int) -> bool:
 
 def _never_flushed(strategy: Strategy, mode: Staleness) -> Strategy:
     """Return a pipeline that is never flushed, whose stages hold whole what they update."""
+    pieces, dropped = 1, _DROPPED
+    if mode in ACCUMULATES:
+        pieces, dropped = strategy.pipeline.num_microbatches, _UPDATED_WHOLE
     words = [
         f"{len(strategy.meshes)} stages asynchronous, {mode}" if _STAGES.match(word) else word
         for word in strategy.label.split(", ")
-        if not _DROPPED.match(word)
+        if not dropped.match(word)
     ]
     return replace(
         strategy,
-        pipeline=Pipeline(staleness=mode),
+        pipeline=Pipeline(staleness=mode, num_microbatches=pieces),
         parameters=tuple(
             [ParameterConfig(rest=p.rest, optimizer=p.rest) for p in strategy.parameters]
         ),
