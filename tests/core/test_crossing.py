@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.crossing import arrival, pieces_between
-from shardwright.core.layout import PARTIAL, REPLICATE, local_shape, shard_offsets
+from shardwright.core.layout import FLAT, PARTIAL, REPLICATE, local_shape, shard_offsets
 from shardwright.core.strategy import Mesh
 
 SHAPE = (24, 12)
@@ -90,8 +90,57 @@ def test_a_partial_sum_only_travels_between_meshes_cut_alike():
     two = Mesh(axes=("a",), sizes=(2,), devices=(2, 3))
     ends = [(p.source, p.destination) for p in pieces_between((4,), one, (-2,), two, (PARTIAL,))]
     assert ends == [(0, 2), (1, 3)]
+    three = Mesh(axes=("a",), sizes=(3,), devices=(2, 3, 4))
     with pytest.raises(ValueError, match="partial sums"):
-        pieces_between((4,), one, (PARTIAL,), two, (0,))
+        pieces_between((4,), one, (PARTIAL,), three, (PARTIAL,))
+
+
+@given(st.data())
+def test_terms_of_a_sum_all_travel_and_arrive_as_the_sum(data):
+    here, there = data.draw(meshes()), data.draw(meshes())
+    lying = tuple(data.draw(st.sampled_from([one, PARTIAL])) for one in data.draw(layouts(here)))
+    wanted = data.draw(layouts(there))
+    random = np.random.default_rng(0)
+    terms, held = {}, {}
+    for device in here.devices:
+        place = here.coordinate(device)
+        term = tuple(at for at, one in zip(place, lying, strict=True) if one == PARTIAL)
+        terms.setdefault(term, random.integers(0, 9, SHAPE))
+        held[device] = shards(terms[term], here, lying)[device]
+    if here.sizes == there.sizes and lying == wanted:
+        return  # equal cuts keep to equal coordinates
+    expected = shards(sum(terms.values()), there, wanted)
+    made = {device: np.zeros_like(one) for device, one in expected.items()}
+    for piece in pieces_between(SHAPE, here, lying, there, wanted):
+        made[piece.destination][cut(piece.put)] += held[piece.source][cut(piece.taken)]
+    for device, one in expected.items():
+        np.testing.assert_array_equal(made[device], one)
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7])
+def test_flat_shards_travel_to_whole_tensors_and_back_without_their_padding(count):
+    flat = Mesh(axes=("s",), sizes=(3,), devices=(0, 1, 2))
+    whole = Mesh(axes=("a", "b"), sizes=(2, 2), devices=(2, 3, 4, 5))
+    row = np.arange(1, count + 1)
+    width = -(-count // 3)
+    padded = np.pad(row, (0, 3 * width - count))
+    found = {device: np.zeros(count, dtype=int) for device in whole.devices}
+    for piece in pieces_between((count, 1), flat, (FLAT,), whole, (REPLICATE, REPLICATE)):
+        part = padded[piece.source * width : (piece.source + 1) * width]
+        found[piece.destination][cut(piece.put)] += part[cut(piece.taken)]
+    assert all((one == row).all() for one in found.values())
+    summed = {device: np.zeros(width, dtype=int) for device in flat.devices}
+    for piece in pieces_between((count, 1), whole, (PARTIAL, REPLICATE), flat, (FLAT,)):
+        summed[piece.destination][cut(piece.put)] += row[cut(piece.taken)]
+    assert (np.concatenate([*summed.values()]) == 2 * padded).all()
+
+
+def test_flat_shards_that_two_axes_cut_or_of_shards_are_gathered_first():
+    flat = Mesh(axes=("a", "b"), sizes=(2, 2), devices=(0, 1, 2, 3))
+    other = Mesh(axes=("c",), sizes=(2,), devices=(4, 5))
+    for lying, wanted in (((FLAT, FLAT), (REPLICATE,)), ((FLAT, REPLICATE), (0,))):
+        with pytest.raises(ValueError, match="gather them first"):
+            pieces_between((8,), flat, lying, other, wanted)
 
 
 def test_more_messages_than_any_network_bears_are_refused_before_they_are_listed():

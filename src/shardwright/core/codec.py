@@ -47,6 +47,7 @@ OMITTED = frozenset(
         ("GradientSync", "density"),
         ("GradientSync", "apart"),
         ("Objective", "lost"),
+        ("ParameterConfig", "mesh"),
         ("Strategy", "updates"),
         ("Program", "transforms"),
         ("Program", "updates"),

@@ -3,7 +3,8 @@
 The meshes may differ in size and axes and may share devices. Every element that a device needs comes
 from exactly one holder: the device itself where it holds the element, else one of the replicas, in
 turn, so that replicas share the work. A term of a sum that lies on ``PARTIAL`` axes is delivered
-to the first device of those axes only, since the others may hold nothing.
+to the first device of those axes only, since the others may hold nothing. Where terms of a sum become
+the sum, every term travels, and the receiver adds them up in the order of the pieces.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.core.layout import (
+    FLAT,
     PARTIAL,
     REPLICATE,
     Layout,
@@ -52,14 +54,25 @@ def pieces_between(
     """Return all pieces, by destination in mesh order. ``shape`` is the whole tensor's.
 
     Where both sides cut a tensor alike on meshes of equal sizes, every device at a coordinate sends
-    its whole shard to the one at the same coordinate, partial sums included. Otherwise ``lying``
-    must not hold partial sums: ValueError. So are more than ``MOST_PIECES``. Time grows with their
-    number.
+    its whole shard to the one at the same coordinate, partial sums included. Partial sums become others
+    in no other way: ValueError. So are more than ``MOST_PIECES``. Time grows with their number. Where one
+    side is flat (``crosses_flat``) boxes are of tensors as one row.
     """
     if here.sizes == there.sizes and lying == wanted:
         return whole_shards(local_shape(shape, lying, here.sizes), here, there)
-    if PARTIAL in lying:
+    if PARTIAL in lying and PARTIAL in wanted:
         raise ValueError("partial sums cannot travel to a mesh that is cut otherwise; sum them up")
+    if PARTIAL in lying:
+        return _terms(shape, here, lying, there, wanted)
+    if FLAT in lying or FLAT in wanted:
+        return _in_a_row(math.prod(shape), here, lying, there, wanted)
+    return _cut_otherwise(shape, here, lying, there, wanted)
+
+
+def _cut_otherwise(
+    shape: tuple[int, ...], here: Mesh, lying: Layout, there: Mesh, wanted: Layout
+) -> tuple[Piece, ...]:
+    """Return the pieces of a tensor of which no side holds terms of a sum or flat shards."""
     held = dict(_boxes(shape, here, lying))
     holders: dict[Box, list[tuple[int, int, int]]] = {}  # as heaps: served so far, place, device
     for place, (device, box) in enumerate(held.items()):
@@ -80,6 +93,84 @@ def pieces_between(
             piece = Piece(source, target, _within(common, shard), _within(common, box))
             pieces.append(piece)
     return tuple(pieces)
+
+
+def adds_up(lying: Layout, wanted: Layout) -> bool:
+    """Whether what travels from one layout to another are terms, which arrive as their sum."""
+    return PARTIAL in lying and PARTIAL not in wanted
+
+
+def crosses_flat(flat: Layout, other: Layout) -> bool:
+    """Whether flat shards may be sent to, or come from, a mesh that holds the tensor as ``other``: whole,
+    or in terms of a sum, while one axis alone cuts the row."""
+    rest = [placement for placement in flat if placement != FLAT]
+    return len(flat) - len(rest) == 1 and {*rest, *other} <= {REPLICATE, PARTIAL}
+
+
+def _terms(
+    shape: tuple[int, ...], here: Mesh, lying: Layout, there: Mesh, wanted: Layout
+) -> tuple[Piece, ...]:
+    """Return the pieces of every term of a sum, by destination and then by the term's place."""
+    kept = [axis for axis, placement in enumerate(lying) if placement != PARTIAL]
+    own = tuple([lying[axis] for axis in kept])
+    parts = _parts(here, kept)
+    if len(parts) * len(there.devices) > MOST_PIECES:
+        raise ValueError(
+            f"adding up {len(parts):,} terms of one tensor on {len(there.devices):,} devices takes more "
+            f"than {MOST_PIECES:,} messages; sum them up before, or on fewer devices"
+        )
+    pieces = [piece for part in parts for piece in pieces_between(shape, part, own, there, wanted)]
+    at = {device: number for number, device in enumerate(there.devices)}
+    return tuple(sorted(pieces, key=lambda piece: at[piece.destination]))
+
+
+def _parts(mesh: Mesh, kept: list[int]) -> list[Mesh]:
+    """Return the parts of a mesh that hold one term of a sum each, on the axes that are ``kept``."""
+    terms: dict[tuple[int, ...], list[int]] = {}
+    for device, place in zip(mesh.devices, _places(mesh), strict=True):
+        term = tuple([at for axis, at in enumerate(place) if axis not in kept])
+        terms.setdefault(term, []).append(device)
+    axes, sizes = (
+        tuple([mesh.axes[axis] for axis in kept]),
+        tuple([mesh.sizes[axis] for axis in kept]),
+    )
+    return [Mesh(axes=axes, sizes=sizes, devices=tuple(devices)) for devices in terms.values()]
+
+
+def _in_a_row(
+    count: int, here: Mesh, lying: Layout, there: Mesh, wanted: Layout
+) -> tuple[Piece, ...]:
+    """Return the pieces of a tensor of so many elements of which one side holds flat shards, whose padding
+    stays where it is."""
+    is_source = FLAT in lying
+    flat, mesh = (lying, here) if is_source else (wanted, there)
+    if not crosses_flat(flat, wanted if is_source else lying):
+        raise ValueError(
+            f"flat shards travel to and from whole tensors, cut along one axis, not between {lying} and "
+            f"{wanted}; gather them first"
+        )
+    padded = math.prod(local_shape((count,), flat, mesh.sizes)) * mesh.sizes[flat.index(FLAT)]
+    pieces = _cut_otherwise((padded,), here, _as_shards(lying), there, _as_shards(wanted))
+    short = [_cut_short(one, count, one.put if is_source else one.taken) for one in pieces]
+    return tuple([one for one in short if one.num_elements > 0])
+
+
+def _as_shards(layout: Layout) -> Layout:
+    """Return a layout of a row whose flat pieces are shards of its dim."""
+    return tuple([0 if placement == FLAT else placement for placement in layout])
+
+
+def _cut_short(piece: Piece, count: int, whole: Box) -> Piece:
+    """Return a piece without what lies behind the first ``count`` elements of the row that is ``whole``."""
+    ((first, size),) = whole
+    size = max(0, min(size, count - first))
+    ((taken, _),), ((put, _),) = piece.taken, piece.put
+    return Piece(piece.source, piece.destination, ((taken, size),), ((put, size),))
+
+
+def _places(mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """Return the coordinates of a mesh's devices."""
+    return itertools.product(*(range(size) for size in mesh.sizes))
 
 
 def whole_shards(shape: tuple[int, ...], here: Mesh, there: Mesh) -> tuple[Piece, ...]:
@@ -109,9 +200,7 @@ def _check_number(cell: tuple[int, ...], num_shards: int, targets: list[tuple[in
 def _boxes(shape: tuple[int, ...], mesh: Mesh, layout: Layout) -> Iterator[tuple[int, Box]]:
     """Return every device with the box it holds; of partial sums only the first device's."""
     sizes = local_shape(shape, layout, mesh.sizes)
-    for device, place in zip(
-        mesh.devices, itertools.product(*(range(size) for size in mesh.sizes)), strict=True
-    ):
+    for device, place in zip(mesh.devices, _places(mesh), strict=True):
         if any(at and placement == PARTIAL for at, placement in zip(place, layout, strict=True)):
             continue
         offsets = shard_offsets(shape, layout, mesh.sizes, place)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import (
@@ -42,6 +43,7 @@ def check_alone(strategy: Strategy) -> None:
     _check_updates(strategy)
     if not strategy.pipeline.is_flushed:
         _check_flushless(strategy)
+    _check_homes(strategy)
     sync = strategy.gradient_sync
     if sync.error_feedback and (sync.dtype == "parameter" or strategy.precision == "float16"):
         raise InputError(
@@ -211,6 +213,38 @@ def _may_update_often(strategy: Strategy) -> bool:
     )
 
 
+def _check_homes(strategy: Strategy) -> None:
+    """Check what parameters with a mesh of their own, servers, ask of all else."""
+    homes = sorted({one.mesh for one in strategy.parameters if one.mesh != -1})
+    if not homes:
+        return
+    if not 0 <= homes[0] <= homes[-1] < len(strategy.meshes):
+        raise InputError(
+            f"a parameter lies on one of the meshes 0 to {len(strategy.meshes) - 1}, or, with mesh -1, on "
+            f"that of its first use, but one is to lie on {homes[0] if homes[0] < 0 else homes[-1]}; name "
+            "a mesh of the list"
+        )
+    sync, schedule = strategy.gradient_sync, strategy.pipeline.schedule
+    for is_wrong, rule, found, remedy in (
+        (not strategy.pipeline.is_flushed, "are updated once a step, between two steps",
+         f"staleness is {strategy.pipeline.staleness}", 'set it to "none"'),
+        (schedule not in ("1f1b", "gpipe"), "are pushed to in 1f1b or gpipe order",
+         f"the schedule is {schedule}", "choose one of these"),
+        (sync.compressors, "are sent whole gradients, in the wire's dtype", f"they are compressed ({sync.wire})",
+         "leave out the compressor"),
+        (strategy.updates != "step", "are updated when all gradients of a step have arrived",
+         f"updates is {strategy.updates}", "update by step"),
+        (any(one.mesh >= 0 and one.keeps for one in strategy.parameters),
+         "give parameters away once a step, and these are kept until backward", "keeps is true",
+         "set it to false"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise InputError(
+                f"parameter servers (parameters with a mesh of their own) {rule}, but {found}; {remedy}, or "
+                "let parameters lie on the mesh of their first use (mesh -1)"
+            )
+
+
 def _check_mesh(number: int, mesh: Mesh) -> None:
     if len(mesh.axes) > MOST_AXES or any(size < 1 for size in mesh.sizes):
         raise InputError(
@@ -267,7 +301,15 @@ def _check_layouts(strategy: Strategy, graph: OperatorGraph) -> None:
     known: set[object] = set()
     for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
         spec, readers = graph.tensors[tensor], graph.consumers[tensor]
-        home = min([strategy.configs[one].mesh for one in readers], default=-1)
+        home, first = (
+            strategy.home(config, readers),
+            strategy.home(replace(config, mesh=-1), readers),
+        )
+        if home > first:
+            raise InputError(
+                f"a parameter lies on a mesh before those that use it, so that it is sent before forward, but "
+                f"{spec.name} lies on mesh {home} and is used on mesh {first}; list the servers' mesh first"
+            )
         key = (spec.shape, home, config.rest, config.optimizer)
         if key in known:
             continue

@@ -43,6 +43,7 @@ def _said_later(strategy: Strategy) -> list[object]:
         *([sync.compressor, sync.density] if sync.compressor != "none" else []),
         *sync.apart,
         *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
+        *[f"home: {one.mesh}" for one in dict.fromkeys(strategy.parameters) if one.mesh >= 0],
         *pipeline.order,
         *([] if pipeline.is_flushed else [f"staleness: {pipeline.staleness}"]),
     ]

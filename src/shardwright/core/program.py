@@ -21,10 +21,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.crossing import Piece, pieces_between, whole_shards
+from shardwright.core.crossing import Piece, adds_up, pieces_between, whole_shards
 from shardwright.core.graph import Constant, tensor_bytes
 from shardwright.core.halo import Halos
-from shardwright.core.layout import Layout, whole_shape
+from shardwright.core.layout import FLAT, Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
@@ -300,6 +300,8 @@ def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple
     if here.sizes == there.sizes and source.layout == result.layout:
         return whole_shards(source.shape, here, there)
     shape = whole_shape(source.shape, source.layout, here.sizes)
+    if FLAT in source.layout:  # whose padding is no part of the tensor
+        shape = whole_shape(result.shape, result.layout, there.sizes)
     return pieces_between(shape, here, source.layout, there, result.layout)
 
 
@@ -398,6 +400,12 @@ class Program:
             value_pieces(self.values[source], here, self.values[result], there)
             for source, result in zip(message.sources, message.results, strict=True)
         )
+
+    def sums(self, item: int) -> tuple[bool, ...]:
+        """Return, for each source of transfer ``item``, whether its pieces are terms that are added up."""
+        message = self.messages[item]
+        ends = zip(message.sources, message.results, strict=True)
+        return tuple([adds_up(self.values[a].layout, self.values[b].layout) for a, b in ends])
 
     def describe(self, index: int) -> str:
         """Name an instruction as people read it, such as ``stage 1 F block 3 microbatch 2``."""

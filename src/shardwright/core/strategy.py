@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -76,19 +77,24 @@ class OperatorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterConfig:
-    """How one parameter is kept between its uses, on the mesh of its first use.
+    """How one parameter is kept between its uses, on the mesh of its first use or another.
 
     ``rest`` is the layout of the stored parameter, ``optimizer`` that of the master copy, the
     optimizer state and the reduced gradient. ZeRO-1 shards ``optimizer`` only, ZeRO-2 also reduces
     gradients in every microbatch (``sync="microbatch"``), ZeRO-3 shards ``rest`` as well. What is
     sharded at rest is gathered before forward and again before backward, or, if ``keeps``, held
     from the one to the other: less traffic, more memory.
+
+    ``mesh``, where it is not -1, is a mesh before those that use the parameter, on which it lies and is
+    updated: a parameter server, which may run no operators. Its users pull it before forward, and push
+    their terms of its gradient as backward makes them, which are added up there.
     """
 
     rest: Layout
     optimizer: Layout
     sync: SyncEvery = "step"
     keeps: bool = False
+    mesh: int = field(default=-1, repr=False)  # see ``digest_of``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +254,18 @@ class Strategy:
         if not SCHEDULES[self.pipeline.schedule].chunks:
             return 1
         return max(Counter(mesh.devices for mesh in self.meshes).values())
+
+    def home(self, parameter: ParameterConfig, readers: Iterable[int]) -> int:
+        """Return the mesh on which a parameter that some operators read lies and is updated, -1 where
+        none reads it."""
+        first = min([self.configs[one].mesh for one in readers], default=-1)
+        return first if parameter.mesh < 0 or first < 0 else parameter.mesh
+
+    def serves(self, parameter: ParameterConfig, readers: Iterable[int]) -> bool:
+        """Whether a parameter lies on a mesh whose own operators do not read it."""
+        return parameter.mesh >= 0 and parameter.mesh not in {
+            self.configs[one].mesh for one in readers
+        }
 
     @property
     def devices(self) -> tuple[int, ...]:

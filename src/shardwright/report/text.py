@@ -143,6 +143,15 @@ def chosen_lines(frontier: Frontier) -> Group:
     return Group(*lines)
 
 
+def _axis_uses(story: PlanStory, index: int) -> list[str]:
+    """Return what the axes of a mesh split, in brackets: of a server, that is parameters."""
+    strategy = story.plan.strategy
+    count = len(strategy.meshes[index].axes)
+    if all(config.mesh != index for config in strategy.configs):
+        return [" (parameters at rest)"] * count
+    return [f" ({use})" for use in story.axes] or [""] * count
+
+
 def plan_tables(story: PlanStory) -> Group:
     """Explain one plan: devices, parameters, where the step's time and the memory go."""
     strategy = story.plan.strategy
@@ -150,7 +159,7 @@ def plan_tables(story: PlanStory) -> Group:
     for name in ("stage", "mesh", "devices"):
         devices.add_column(name)
     for index, mesh in enumerate(strategy.meshes):
-        uses = [f" ({use})" for use in story.axes] or [""] * len(mesh.axes)
+        uses = _axis_uses(story, index)
         axes = " x ".join(
             f"{a} {n}{use}" for a, n, use in zip(mesh.axes, mesh.sizes, uses, strict=True)
         )

@@ -22,23 +22,31 @@ from shardwright.runtime.world import Channel, Link
 class Leg:
     """One piece of an item as this rank sends or receives it. Without a link it stays here.
 
-    ``covers``: the box is the whole shard.
+    ``covers``: the box is the whole shard. The box of one dim of a tensor of several is of that as a row.
     """
 
     link: Link | None
     box: tuple[slice, ...]
     covers: bool
 
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the view of a shard that the piece is; a copy where a row is none."""
+        if len(self.box) != tensor.dim():
+            tensor = tensor.reshape(-1)
+        return tensor[self.box]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """This rank's legs of a transfer, by item, and the tag of its first item.
+    """This rank's legs of a transfer, by item, and the tag of its first item; of which items the pieces are
+    terms of a sum.
 
     Tags are equal on both ends and different for any other transfer of a step, and of other Programs.
     """
 
     legs: tuple[tuple[Leg, ...], ...]
     tag: int
+    sums: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +89,7 @@ class Routes:
                     for source, destination, box in ends
                 )
             )
-        return Route(legs=tuple(legs), tag=self.tag(item, microbatch))
+        return Route(legs=tuple(legs), tag=self.tag(item, microbatch), sums=program.sums(item))
 
     def _link(self, source: int, destination: int, channel: Channel) -> Link | None:
         if source == destination:
@@ -105,7 +113,7 @@ class Send(Exchange):
         for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
             tensor, tag = item.source(), self.route.tag + number
             for leg in legs:
-                piece = tensor if leg.covers else tensor[leg.box]
+                piece = tensor if leg.covers else leg.of(tensor)
                 if leg.link is None:
                     self.mailbox[tag] = piece.clone()
                 else:
@@ -121,7 +129,8 @@ class Send(Exchange):
 
 
 class Receive(Exchange):
-    """The receiving half. A piece that is contiguous in the item's memory arrives right there."""
+    """The receiving half. A piece that is contiguous in the item's memory arrives right there, unless it is
+    a term of a sum: those arrive beside it, and are added up in the order of the senders."""
 
     def __init__(
         self,
@@ -137,17 +146,27 @@ class Receive(Exchange):
     def issue(self) -> None:
         for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
             tag = self.route.tag + number
+            if self.route.sums[number]:
+                memory = torch.zeros(item.result_shape, dtype=item.dtype, device=self.device)
+                terms = [(leg.of(memory), self._term(leg.of(memory), leg, tag)) for leg in legs]
+                self.arriving.append((memory, terms))
+                continue
             if len(legs) == 1 and legs[0].covers and legs[0].link is None:
                 self.arriving.append((self.mailbox.pop(tag), []))
                 continue
             memory = item.target() if item.target else self._memory(item, legs)
-            works = [(memory[leg.box], self._receive(memory[leg.box], leg, tag)) for leg in legs]
+            works = [(leg.of(memory), self._receive(leg.of(memory), leg, tag)) for leg in legs]
             self.arriving.append((memory, works))
 
     def _memory(self, item: Item, legs: Sequence[Leg]) -> Tensor:
         """Return memory for an item. What no piece covers (a term of a sum held elsewhere) is 0."""
         make = torch.empty if legs else torch.zeros
         return make(item.result_shape, dtype=item.dtype, device=self.device)
+
+    def _term(self, view: Tensor, leg: Leg, tag: int) -> Pending:
+        if leg.link is None:
+            return Pending((), self.mailbox.pop(tag))
+        return leg.link.receive(torch.empty_like(view), tag)
 
     def _receive(self, view: Tensor, leg: Leg, tag: int) -> Pending:
         if leg.link is None:
@@ -161,10 +180,14 @@ class Receive(Exchange):
         return [pending for _, works in self.arriving for _, pending in works]
 
     def complete(self) -> None:
-        for item, (memory, works) in zip(self.items, self.arriving, strict=True):
+        for item, is_sum, (memory, works) in zip(
+            self.items, self.route.sums, self.arriving, strict=True
+        ):
             for view, pending in works:
                 arrived = pending.wait()
-                if arrived.data_ptr() != view.data_ptr():
+                if is_sum:
+                    view += arrived
+                elif arrived.data_ptr() != view.data_ptr():
                     view.copy_(arrived)
             item.write(memory, True)
         self.arriving.clear()

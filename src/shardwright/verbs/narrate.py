@@ -64,7 +64,8 @@ def axis_words(strategy: Strategy, graph: OperatorGraph) -> tuple[str, ...]:
     samples = find_samples(graph)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     by_samples = data_dims(graph, samples, iterations)
-    uses: list[set[str]] = [set() for _ in strategy.meshes[0].axes]
+    axes = strategy.meshes[strategy.configs[0].mesh if strategy.configs else 0].axes
+    uses: list[set[str]] = [set() for _ in axes]
     for index, config in enumerate(strategy.configs):
         weights = {
             name

@@ -161,8 +161,8 @@ class Request:
     seed_plan: str = option(
         "",
         "Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], expert, "
-        "spatial, spatial-2d, 1f1b, gpipe, 1f1b-so[:4x8], interleaved[:2x2x8], stash, spectrain-v2 "
-        "(asynchronous), or a parts file.",
+        "spatial, spatial-2d, parameter-server[:8x2], 1f1b, gpipe, 1f1b-so[:4x8], interleaved[:2x2x8], "
+        "stash, spectrain-v2 (asynchronous), or a parts file.",
     )
     order: str = option(
         "",

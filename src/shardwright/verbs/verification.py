@@ -242,9 +242,13 @@ def _trained_plainly(
 
 def _pieces_of_batch(samples: Samples, strategy: Strategy) -> int:
     """Return into how many pieces the batch is cut: by microbatches, and by devices along it."""
-    sizes = strategy.meshes[0].sizes
+    meshes = strategy.meshes
     pieces = [
-        math.prod(size for name, size in zip(config.dims, sizes, strict=True) if name == sample)
+        math.prod(
+            size
+            for name, size in zip(config.dims, meshes[config.mesh].sizes, strict=True)
+            if name == sample
+        )
         for config, sample in zip(strategy.configs, samples.operator_dim, strict=True)
         if sample
     ]

@@ -80,6 +80,20 @@ def test_the_name_of_a_staleness_gives_stages_of_one_device_or_several() -> None
         assert found.pipeline.staleness == text.partition(":")[0]
 
 
+def test_servers_are_the_first_devices_or_lie_on_workers_where_there_are_too_few() -> None:
+    for text, servers, workers, label in (
+        ("parameter-server:4x2", (0, 1), (2, 3, 4, 5), "parameter server x 2, 4 workers"),
+        ("parameter-server:8x2", (0, 4), tuple(range(8)), "on the workers' devices, 8 workers"),
+        ("parameter-server", tuple(range(8)), tuple(range(8)), "parameter server x 8 on the"),
+    ):
+        found = asked_for(context(8), text)
+        assert [mesh.devices for mesh in found.few.meshes] == [servers, workers]
+        assert label in found.few.label
+        assert {config.mesh for config in found.few.configs} == {1}
+        judged = evaluate(context(8), found.few)
+        assert 0.0 < judged.seconds < math.inf
+
+
 @pytest.mark.parametrize(
     ("devices", "text", "message"),
     [
@@ -97,6 +111,8 @@ def test_the_name_of_a_staleness_gives_stages_of_one_device_or_several() -> None
         (8, "gpipe:3x4", "at least 2 stages, a divisor of the 8 devices"),
         (8, "interleaved:4x4", "written STAGESxCHUNKSxMICROBATCHES, such as 2x2x2, not '4x4'"),
         (8, "1f1b-so:2x8", "4 data-parallel devices, but 4 samples do not divide"),
+        (4, "parameter-server:5x1", "5 workers and 1 servers are asked for, and there are 4 dev"),
+        (4, "parameter-server:3x1", "3 workers and 1 servers .* and 4 samples; name others"),
         (8, "cube:8x1x1", "the global batch into 8 equal pieces, but its size is 4; choose a mult"),
     ],
 )

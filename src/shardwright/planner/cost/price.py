@@ -436,9 +436,9 @@ class InstructionCosts:
         if len(self.program.meshes) == 1:
             return list(self.trained)
         if not self._homes:
-            configs, consumers = self.program.strategy.configs, self.graph.consumers
+            strategy, consumers = self.program.strategy, self.graph.consumers
             for position, tensor in self.trained:
-                home = min([configs[one].mesh for one in consumers[tensor]])
+                home = strategy.home(strategy.parameters[position], consumers[tensor])
                 self._homes.setdefault(home, []).append((position, tensor))
         return self._homes.get(mesh, [])
 

@@ -19,7 +19,8 @@ def transfer_cost(
     table: CostTable,
     known: dict[tuple[object, ...], Cost],
 ) -> Cost:
-    """Price the slowest pair; pairs leaving one host share its uplink, others their devices.
+    """Price the slowest pair; pairs that leave one host, or come to one, share its link, others their
+    devices' ports. So what many push to one server comes in as fast as its link lets it.
 
     ``known`` are prices of what travelled between the same meshes before; this one is added.
     """
@@ -42,7 +43,7 @@ def _slowest(program: Program, item: int, cluster: Cluster, table: CostTable) ->
     crosses = hosts[:, 0] != hosts[:, 1]
     inside = np.where(crosses[:, None], -1, pairs)  # through a device's port, not a host's
     share = np.maximum(_alike(inside[:, 0]), _alike(inside[:, 1]))
-    share[crosses] = _alike(hosts[crosses, 0])
+    share[crosses] = np.maximum(_alike(hosts[crosses, 0]), _alike(hosts[crosses, 1]))
     # Through one device's port pieces follow each other.
     follow = np.where(crosses, 1, share)
     kinds = np.stack([np.where(crosses, share, 1), sizes * follow, crosses], axis=1)

@@ -173,6 +173,8 @@ def _stops(
         group, kind = int(program.group[index]), int(program.kind[index])
         if kind == Kind.CLIP:
             num_clips += 1
+            if num_clips > 1 and program.strategy.pipeline.is_flushed:
+                continue  # a device's first serves all of its meshes
             yield _Stop(index, homes(_clipping(program, group)), meeting=-1 - num_clips)
             continue
         item = int(program.item[index])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import PARTIAL, REPLICATE, is_split
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout, is_split
 from shardwright.core.program import (
     BACKWARD_KINDS,
     SEGMENT_KINDS,
@@ -73,7 +73,17 @@ def _check_sums(program: Program, message: Message) -> None:
                         f"{message.primitive} over axes {message.axes} does not turn {before} into {after}"
                     )
         elif before != after and PARTIAL in (*before, *after):
-            raise ValueError(f"a transfer sums nothing, but {before} is to arrive as {after}")
+            _check_crossing(message, before, after)
+
+
+def _check_crossing(message: Message, before: Layout, after: Layout) -> None:
+    if PARTIAL in after:
+        raise ValueError(f"a transfer makes no terms, but {before} is to arrive as {after}")
+    if message.purpose != "synchronise":
+        raise ValueError(
+            f"only gradients of parameters are summed where they arrive, but {before} is to arrive as "
+            f"{after} ({message.purpose})"
+        )
 
 
 def _may_turn(message: Message, axis: int, old: int, new: int) -> bool:

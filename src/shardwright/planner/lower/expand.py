@@ -45,8 +45,9 @@ class Expanded:
 def expand(folded: Folded, whole: Strategy) -> Expanded:
     """Return the Program of the strategy that was folded. Raises Irregular, or ValueError where
     lowering does."""
-    if whole.updates != "step" or not whole.pipeline.is_flushed:
-        raise Irregular  # an update between blocks, or a version of all, is of neither
+    served = any(config.mesh >= 0 for config in whole.parameters)
+    if whole.updates != "step" or not whole.pipeline.is_flushed or served:
+        raise Irregular  # an update between blocks, a version of all, a push of some: of none of them
     short = folded.short
     check_pipeline(folded.strategy, short.samples)
     placed = gradients.place(short.graph, folded.strategy, short.samples, short.ground.iterations)

@@ -30,6 +30,7 @@ from shardwright.planner.lower.link import Linker
 from shardwright.planner.lower.parameters import Kept, Parameters
 from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, Share, joined
 from shardwright.planner.lower.records import Record, since
+from shardwright.planner.lower.serve import Push, serve, with_pushes
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.tied import move_tied
@@ -81,6 +82,7 @@ class Lowering:
         )
         self.where = builder.once(("where", *meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
+        self.pushes: list[Push] = []
         self.blocks: list[Lowered] = []
         self.links = Linker(self)
 
@@ -95,6 +97,7 @@ class Lowering:
         for number in range(len(graph.blocks)):
             self.lower_block(number)
         move_tied(self.parameters, self.stages, self.exchange)
+        self.pushes = serve(self.parameters, self.stages)
         loss_mesh = builder.strategy.configs[graph.tensors[graph.loss].producer].mesh
         loss = self.stages[loss_mesh].value_of(graph.loss)
         builder.external.add(loss)
@@ -277,10 +280,11 @@ class Lowering:
             if not is_early:
                 epilogues[stage] = self.epilogue(stage)
         blocks.finish(self.links.finish)
-        return [
+        found = [
             self._phases(stage, blocks.shares(stage), more[stage], epilogues.get(stage))
             for stage in stages
         ]
+        return with_pushes(builder, found, self.pushes) if self.pushes else found
 
     def _phases(
         self, stage: int, own: dict[int, Share], more: Prefetched, epilogue: Epilogue | None

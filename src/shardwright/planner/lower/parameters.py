@@ -54,12 +54,17 @@ class Parameters:
         self.config_of = dict(zip(builder.graph.parameters, strategy.parameters, strict=True))
         self.often = set[int]()  # whose gradients are synchronised with every microbatch
         is_alone = len(strategy.meshes) == 1
+        self.served = {
+            tensor
+            for tensor, config in self.config_of.items()
+            if strategy.serves(config, builder.graph.consumers[tensor])
+        }
         for tensor, config in zip(builder.graph.parameters, strategy.parameters, strict=True):
             if "microbatch" in (config.sync, strategy.updates):
                 self.often.add(tensor)
             readers = builder.graph.consumers[tensor]
             if readers:
-                mesh = 0 if is_alone else min([strategy.configs[one].mesh for one in readers])
+                mesh = 0 if is_alone else strategy.home(config, readers)
                 like = known.get(tensor)  # configs that stay are mostly the same objects
                 if like is None or like[0] is not config or like[1] != mesh:
                     said = (tensor, mesh, config.rest, config.optimizer)
@@ -145,21 +150,29 @@ class Parameters:
     def summed_abroad(self, use: Use) -> int:
         """Return the value that sums up a gradient made away from home, ready to be sent there.
 
-        Without copies and partial sums left, every element of it travels home once.
+        Without copies and partial sums left, every element of it travels home once. To a server every
+        device sends its own term, which is summed up there.
         """
-        builder, kept = self.builder, self.kept[use.tensor]
-        made = builder.values[use.value].gradient
+        return self._leaving(
+            self.kept[use.tensor], use.mesh, self.builder.values[use.value].gradient
+        )
+
+    def _leaving(self, kept: Kept, mesh: int, made: int) -> int:
+        """Return the value that a gradient made on a mesh leaves it for home from."""
+        builder = self.builder
         lying, reduced = builder.values[made], builder.values[kept.reduced]
-        here, home = builder.mesh(use.mesh), builder.mesh(kept.mesh)
+        here, home = builder.mesh(mesh), builder.mesh(kept.mesh)
         layout = reduced.layout
-        if here.sizes != home.sizes:
+        if kept.tensor in self.served:
+            layout = lying.layout
+        elif here.sizes != home.sizes:
             layout = tuple(REPLICATE if p == PARTIAL else p for p in lying.layout)
         dtype = other_dtype(builder, made) or reduced.dtype
         if (lying.layout, lying.dtype) == (layout, dtype):
             return made
         if made not in self.pending:
             self.pending[made] = builder.add_value(
-                use.tensor, use.mesh, layout, "step", "gradient", dtype=dtype
+                kept.tensor, mesh, layout, "step", "gradient", dtype=dtype
             )
         return self.pending[made]
 
@@ -181,4 +194,6 @@ class Parameters:
         gradient = builder.add_value(kept.tensor, mesh, layout, scope, "gradient", **extra)
         if mesh == kept.mesh:
             self.pending[gradient] = kept.reduced
+        elif kept.tensor in self.served:
+            self._leaving(kept, mesh, gradient)
         return gradient

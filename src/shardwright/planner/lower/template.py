@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.crossing import adds_up
+from shardwright.core.layout import PARTIAL
 from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Message
 from shardwright.planner.lower.builder import WIDE, ProgramBuilder, Step
 from shardwright.planner.lower.compress import compressing_bytes
@@ -175,7 +178,9 @@ def _needed_bytes(builder: ProgramBuilder, step: Step) -> int:
     if step.kind is Kind.CLIP:
         return 0
     if step.kind is not Kind.TRANSFORM:
-        return _buffers(builder, builder.messages[step.item])
+        message = builder.messages[step.item]
+        terms = _terms_bytes(builder, message) if step.kind is Kind.RECEIVE else 0
+        return _buffers(builder, message) + terms
     if builder.transforms[step.item].name == "feedback":
         # What was rounded is widened again, one tensor at a time, to be taken off its residual.
         return max(builder.value_bytes(value) for value in step.reads)
@@ -197,6 +202,17 @@ def _buffers(builder: ProgramBuilder, message: Message) -> int:
     if several and source.scope == "microbatch" and source.dtype == result.dtype:
         packed += _wide_bytes(builder, message.results) // 2
     return packed
+
+
+def _terms_bytes(builder: ProgramBuilder, message: Message) -> int:
+    """Return the bytes of the terms of sums that arrive from another mesh, each beside the others."""
+    total, sizes = 0, builder.mesh(message.mesh).sizes
+    for ends in zip(message.sources, message.results, strict=True):
+        source, result = (builder.values[end] for end in ends)
+        if adds_up(source.layout, result.layout):
+            pairs = zip(source.layout, sizes, strict=True)
+            total += result.bytes * math.prod(size for one, size in pairs if one == PARTIAL)
+    return total
 
 
 def _wide_bytes(builder: ProgramBuilder, values: Sequence[int]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Message, Purpose, value_pieces
 from shardwright.planner.lower.builder import ProgramBuilder, Step
@@ -11,46 +13,58 @@ def transfer(
     builder: ProgramBuilder, source: int, result: int, purpose: Purpose
 ) -> tuple[Step, Step]:
     """Append a transfer between meshes and return its send and receive steps."""
-    here, there = builder.values[source].mesh, builder.values[result].mesh
+    return transfer_all(builder, [(source, result)], purpose)
+
+
+def transfer_all(
+    builder: ProgramBuilder, pairs: Sequence[tuple[int, int]], purpose: Purpose
+) -> tuple[Step, Step]:
+    """Append a transfer of (source, result) pairs between two meshes, which travel together."""
+    sources, results = (tuple([pair[end] for pair in pairs]) for end in (0, 1))
+    here, there = builder.values[sources[0]].mesh, builder.values[results[0]].mesh
     builder.messages.append(
         Message(
             primitive="transfer",
             mesh=here,
             axes=(),
-            sources=(source,),
-            results=(result,),
-            dims=((-1, -1),),
-            bytes=_most_moved(builder, source, result),
+            sources=sources,
+            results=results,
+            dims=((-1, -1),) * len(pairs),
+            bytes=_most_moved(builder, pairs),
             purpose=purpose,
             destination=there,
         )
     )
-    builder.external.add(source)
+    builder.external.update(sources)
     item = len(builder.messages) - 1
     # Chunks of the same devices share their links.
     ends = f"{builder.links[here]}-{builder.links[there]}"
-    send = Step(kind=Kind.SEND, item=item, resource=f"send:{ends}", reads=(source,))
+    send = Step(kind=Kind.SEND, item=item, resource=f"send:{ends}", reads=sources)
     # What arrives of a gradient is added to it: after all that was done to it here.
     receive = Step(
         kind=Kind.RECEIVE,
         item=item,
         resource=f"receive:{ends}",
-        reads=(result,) if purpose == "synchronise" else (),
-        writes=(result,),
+        reads=results if purpose == "synchronise" else (),
+        writes=results,
     )
     return send, receive
 
 
-def _most_moved(builder: ProgramBuilder, source: int, result: int) -> int:
+def _most_moved(builder: ProgramBuilder, pairs: Sequence[tuple[int, int]]) -> int:
     """Bytes of the device that sends or receives most; what stays on its device is no traffic."""
-    one, other = builder.values[source], builder.values[result]
-    here, there = builder.mesh(one.mesh), builder.mesh(other.mesh)
-    if here.sizes == there.sizes and one.layout == other.layout:
-        # Every device sends its shard to the one at its place (``pieces_between``).
-        return 0 if here.devices == there.devices else builder.value_bytes(source)
     moved: dict[tuple[str, int], int] = {}
-    for piece in value_pieces(one, here, other, there):
-        if piece.source != piece.destination:
-            for end in (("out", piece.source), ("in", piece.destination)):
-                moved[end] = moved.get(end, 0) + piece.num_elements
-    return max(moved.values(), default=0) * DTYPE_BYTES[one.dtype]
+    whole = 0
+    for source, result in pairs:
+        one, other = builder.values[source], builder.values[result]
+        here, there = builder.mesh(one.mesh), builder.mesh(other.mesh)
+        if here.sizes == there.sizes and one.layout == other.layout:
+            # Every device sends its shard to the one at its place (``pieces_between``).
+            whole += 0 if here.devices == there.devices else builder.value_bytes(source)
+            continue
+        for piece in value_pieces(one, here, other, there):
+            if piece.source != piece.destination:
+                size = piece.num_elements * DTYPE_BYTES[one.dtype]
+                for end in (("out", piece.source), ("in", piece.destination)):
+                    moved[end] = moved.get(end, 0) + size
+    return whole + max(moved.values(), default=0)

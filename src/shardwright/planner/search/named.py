@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 from shardwright.core.layout import local_bytes, local_shape
@@ -25,7 +25,8 @@ from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.schedule import order_of
 from shardwright.planner.search.labels import named_grid, placed_by, with_wire
 from shardwright.planner.search.namedlate import asynchronous
-from shardwright.planner.search.seedplans import SEED_PLANS, read_sizes
+from shardwright.planner.search.seedplans import SEED_PLANS, SERVERS, check_linears, read_sizes
+from shardwright.planner.search.served import served_plan
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
@@ -82,12 +83,15 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
             "the batch's tensors has such dims; choose another seed plan"
         )
     try:
+        if name == SERVERS:
+            served = served_plan(context, sizes, partial(as_strategy, context))
+            return Named(served, lambda: served)
         named = _few_and_many(context, _seed_of(context, name, sizes), is_asked=True)
         check_strategy(context.graph, named.few, context.facts.samples)
     except ValueError as error:
         raise InputError(f"the seed plan {wanted} is impossible here: {error}") from error
     if name.startswith("megatron"):
-        _check_linears(name, named.few)
+        check_linears(name, named.few)
     return named
 
 
@@ -98,19 +102,6 @@ def _seed_of(context: Context, name: str, sizes: str) -> Seed | Grid:
     if name in NAMED:
         return _pipelined(context, name, sizes)
     return _sized(context, name, sizes) if sizes else _by_default(context, name)
-
-
-def _check_linears(name: str, strategy: Strategy) -> None:
-    """Raise InputError where a tensor axis splits nothing."""
-    mesh = strategy.meshes[0]
-    if "tensor" not in mesh.axes:
-        return
-    axis = mesh.axes.index("tensor")
-    if not any(config.dims[axis] for config in strategy.configs):
-        raise InputError(
-            f"{name} splits linear layers whose results can stay split until the next one, but "
-            f"the model has none that {mesh.sizes[axis]} devices divide; choose another seed plan"
-        )
 
 
 def _placed(context: Context, placement: Placement) -> Strategy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwright.core.counts import read_count
 from shardwright.core.schedules import NAMED, SCHEDULES
 from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS
+from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 
 
@@ -13,11 +14,13 @@ def _asks_chunks(name: str) -> bool:
     return SCHEDULES[name].chunks and not SCHEDULES[name].folds
 
 
+SERVERS = "parameter-server"
 # What may be asked for by name, and how its grid is written.
 SEED_PLANS = {
     "megatron": "DATAxTENSOR",
     "megatron-sequence": "DATAxTENSOR",
     "expert": "DATAxEXPERT",
+    SERVERS: "WORKERSxSERVERS",
     "summa": "ROWSxCOLUMNS",
     "tesseract": "DEPTHxROWSxCOLUMNS",
     "cube": "IxJxL",
@@ -44,3 +47,16 @@ def read_sizes(name: str, text: str) -> tuple[int, ...]:
             f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}; write so"
         )
     return sizes
+
+
+def check_linears(name: str, strategy: Strategy) -> None:
+    """Raise InputError where a tensor axis splits nothing."""
+    mesh = strategy.meshes[0]
+    if "tensor" not in mesh.axes:
+        return
+    axis = mesh.axes.index("tensor")
+    if not any(config.dims[axis] for config in strategy.configs):
+        raise InputError(
+            f"{name} splits linear layers whose results can stay split until the next one, but "
+            f"the model has none that {mesh.sizes[axis]} devices divide; choose another seed plan"
+        )

@@ -72,12 +72,12 @@ def _followed(
     configs: list[OperatorConfig],
 ) -> OperatorConfig:
     """Return the config of a new conversion: as its input lies, where its input was made."""
-    operator, width = graph.operators[index], len(strategy.meshes[0].axes)
+    operator = graph.operators[index]
     producer = graph.tensors[operator.inputs[0]].producer
     if producer < 0:
         readers = [r for t in operator.outputs for r in graph.consumers[t] if origin[r] >= 0]
         mesh = min((strategy.configs[origin[r]].mesh for r in readers), default=0)
-        return OperatorConfig(mesh=mesh, dims=("",) * width)
+        return OperatorConfig(mesh=mesh, dims=("",) * len(strategy.meshes[mesh].axes))
     dims = _dims_of(made_as(graph, operator.inputs[0], configs), iterate(graph, index))
     return OperatorConfig(mesh=configs[producer].mesh, dims=dims)
 
