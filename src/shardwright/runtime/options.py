@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Program
 from shardwright.core.staleness import Extrapolation
+from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError
 from shardwright.runtime.scaling import Scaling
 from shardwright.runtime.world import World
 
@@ -27,6 +32,7 @@ class RunOptions:
     (``Executor.forecast``); 0: never. Their stages then hold two more copies of them for a while.
     ``extrapolation``: how an asynchronous pipeline predicts weights; along differences a stage holds another copy of
     them.
+    ``lower`` turns a graph and a strategy into a Program: what a plan whose densities warm up needs between steps.
     """
 
     device: torch.device | str | None = None
@@ -40,3 +46,14 @@ class RunOptions:
     noise_decay: float | None = None
     forecast_every: int = 0
     extrapolation: Extrapolation = field(default_factory=Extrapolation)
+    lower: Callable[[OperatorGraph, Strategy], Program] | None = None
+
+
+def check_lowers(program: Program, options: RunOptions) -> None:
+    """Refuse to warm up without what makes other Programs."""
+    steps = program.strategy.gradient_sync.feedback.warm_up
+    if steps and options.lower is None:
+        raise InputError(
+            f"for each density of a warm-up, {steps} steps each, there is another Program, but nothing lowers "
+            "one; give RunOptions(lower=shardwright.planner.lower.lower), as build does"
+        )
