@@ -46,6 +46,7 @@ OMITTED = frozenset(
         ("GradientSync", "compressor"),
         ("GradientSync", "density"),
         ("GradientSync", "apart"),
+        ("GradientSync", "feedback"),
         ("Objective", "lost"),
         ("ParameterConfig", "mesh"),
         ("Strategy", "updates"),

@@ -1,11 +1,17 @@
-"""How many bytes are left of a gradient that is compressed for the wire."""
+"""How many bytes are left of a gradient that is compressed for the wire, and who sends them to whom."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Literal
 
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.strategy import REAL, Compressor, GradientSync
+
+if TYPE_CHECKING:
+    from shardwright.core.program import Transform, TransformName
 
 # Smaller gradients (norms, biases) travel whole: starting to select costs more than sending them does.
 WHOLE_BELOW = 1024
@@ -18,6 +24,21 @@ MENU: tuple[tuple[Compressor, float], ...] = (
 )  # fmt: skip
 WHOLE: tuple[Compressor, float] = ("none", 1.0)
 LEAST_SENT = 0.001  # where nobody says
+# Densities of the first steps in Deep Gradient Compression (Lin et al., ICLR 2018).
+WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
+# Compressors that send a density of the elements, and those of them that merge what they sent.
+SPARSE: frozenset[str] = frozenset({"top-k", "gtop-k", "gtop-k-tree"})
+MERGED: frozenset[str] = frozenset({"gtop-k", "gtop-k-tree"})
+# Compressors of several messages that follow each other.
+ROUNDS: frozenset[str] = MERGED | {"powersgd"}
+# Transforms that read gradients to compress them.
+PACKS: frozenset[TransformName] = frozenset({"top-k", "int8", "1-bit", "left factor"})
+
+
+def packed_by(transform: Transform) -> tuple[int, ...]:
+    """Return the gradients that a transform compresses: as many states of each kind come behind them."""
+    states = int(str(dict(transform.constants).get("states", 1)))
+    return transform.reads[: len(transform.reads) // (1 + states)]
 
 
 def kept_elements(density: float, elements: int) -> int:
@@ -25,11 +46,24 @@ def kept_elements(density: float, elements: int) -> int:
     return max(1, round(density * elements))
 
 
+def at_step(sync: GradientSync, step: int) -> GradientSync:
+    """Return how gradients travel in a step, counted from 0: denser while they warm up."""
+    if not sync.feedback.warm_up or step >= sync.feedback.warm_up * len(WARM_UP):
+        return sync
+    least = WARM_UP[step // sync.feedback.warm_up]
+
+    def denser(compressor: Compressor, density: float) -> float:
+        return max(density, least) if compressor in SPARSE else density
+
+    apart = tuple([(one, how, denser(how, share)) for one, how, share in sync.apart])
+    return replace(sync, density=denser(sync.compressor, sync.density), apart=apart)
+
+
 def packed_bytes(compressor: Compressor, density: float, elements: int, dtype: str) -> int:
-    """Return the bytes that a device sends of so many elements: values of a dtype with 32-bit indices; a
-    byte each and the size of a level; or a bit each and two means."""
+    """Return the bytes that a device sends at once of so many elements: values of a dtype with 32-bit
+    indices; a byte each and the size of a level; or a bit each and two means."""
     width = DTYPE_BYTES[dtype]
-    if compressor == "top-k":
+    if compressor in SPARSE:
         return kept_elements(density, elements) * (width + INDEX_BYTES)
     if compressor == "int8":
         return elements + width
@@ -37,11 +71,33 @@ def packed_bytes(compressor: Compressor, density: float, elements: int, dtype: s
 
 
 def sent_share(compressor: Compressor, density: float, dtype: str) -> float:
-    """Return the share of a gradient's bits that travel, places of elements and sizes of levels aside."""
+    """Return the share of a gradient's bits that travel, places of elements and sizes of levels aside;
+    ``density`` is that of the elements, or of those of factors, that do."""
     if compressor == "none":
         return 1.0
-    bits = {"top-k": density, "int8": 8.0, "1-bit": 1.0}[compressor]
-    return bits if compressor == "top-k" else bits / (8 * DTYPE_BYTES[dtype])
+    bits = {"int8": 8.0, "1-bit": 1.0}.get(compressor)
+    return density if bits is None else bits / (8 * DTYPE_BYTES[dtype])
+
+
+def sent_density(sync: GradientSync, shape: tuple[int, ...]) -> float:
+    """Return the share of elements that a device sends of its gradient of a shape."""
+    if sync.compressor == "powersgd":
+        return sum(map(math.prod, factor_shapes(shape, sync.feedback.rank))) / math.prod(shape)
+    elements = math.prod(shape)
+    return kept_elements(sync.density, elements) / elements
+
+
+def factor_shapes(shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the shapes of PowerSGD's left and right factors of a gradient, seen as a matrix."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    columns_kept = min(rows, columns, rank)
+    return (rows, columns_kept), (columns, columns_kept)
+
+
+def is_low_rank(shape: tuple[int, ...], rank: int) -> bool:
+    """Tell whether two factors have less than half of a matrix's elements (torch's own rule)."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    return 2 * (rows + columns) * rank < rows * columns
 
 
 def wide_dtype(dtype: str) -> str:
@@ -60,6 +116,67 @@ def is_worth_packing(dtype: str, elements: int) -> bool:
     return dtype in REAL and elements >= WHOLE_BELOW
 
 
-def is_compressed(sync: GradientSync, dtype: str, elements: int) -> bool:
-    """Whether a device's gradient of a dtype and so many elements is compressed before it is summed."""
-    return sync.compressor != "none" and is_worth_packing(dtype, elements)
+def is_compressed(sync: GradientSync, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a device's gradient of a dtype and shape is compressed before it is summed."""
+    if sync.compressor == "none" or not is_worth_packing(dtype, math.prod(shape)):
+        return False
+    is_matrix = len(shape) > 1 and is_low_rank(shape, sync.feedback.rank)
+    return is_matrix if sync.compressor == "powersgd" else True
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Messages that pass at once while selections are merged: ``pairs`` of places, (sender, receiver).
+
+    Receivers merge what comes with what they hold, the lower place's first; or hold it instead, where it
+    ``replaces`` that. What merging drops is owed by those at multiples of ``spacing``: of all that merge
+    the same two by one.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    spacing: int = 1
+    replaces: bool = False
+
+    def sender_to(self, place: int) -> int:
+        """Return who sends to a place, -1 for nobody."""
+        return next((sender for sender, receiver in self.pairs if receiver == place), -1)
+
+    def receiver_of(self, place: int) -> int:
+        """Return to whom a place sends, -1 for nobody."""
+        return next((receiver for sender, receiver in self.pairs if sender == place), -1)
+
+
+@cache
+def merge_rounds(compressor: str, ranks: int) -> tuple[Round, ...]:
+    """Return how so many ranks merge their selections, so that all hold the same in the end.
+
+    By recursive doubling: with ranks 1, 2, 4 ... away; those beyond a power of two go through another.
+    Or along a binomial tree to the first and down again. Any number of ranks will do.
+    """
+    return _by_doubling(ranks) if compressor == "gtop-k" else _along_tree(ranks)
+
+
+def _by_doubling(ranks: int) -> tuple[Round, ...]:
+    power = 1 << (ranks.bit_length() - 1)
+    strides = [1 << level for level in range(power.bit_length() - 1)]
+    rounds = [
+        Round(tuple([(place, place ^ stride) for place in range(power)]), spacing=2 * stride)
+        for stride in strides
+    ]
+    if ranks == power:
+        return tuple(rounds)
+    inward = tuple([(place, place - power) for place in range(power, ranks)])
+    outward = tuple([(receiver, sender) for sender, receiver in inward])
+    return Round(inward), *rounds, Round(outward, replaces=True)
+
+
+def _along_tree(ranks: int) -> tuple[Round, ...]:
+    strides = [1 << level for level in range((ranks - 1).bit_length())]
+    inward = [
+        tuple([(place, place - stride) for place in range(stride, ranks, 2 * stride)])
+        for stride in strides
+    ]
+    outward = [
+        tuple([(receiver, sender) for sender, receiver in pairs]) for pairs in reversed(inward)
+    ]
+    return *map(Round, inward), *[Round(pairs, replaces=True) for pairs in outward]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from shardwright.core.compression import MERGED, SPARSE
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import (
     FLAT,
@@ -20,7 +21,7 @@ from shardwright.core.layout import (
     shard_dim,
 )
 from shardwright.core.staleness import ACCUMULATES
-from shardwright.core.strategy import MIXED, Mesh, Strategy
+from shardwright.core.strategy import MIXED, Feedback, GradientSync, Mesh, Strategy
 from shardwright.errors import InputError
 
 # Limits, so that no file can make a Program that fills the memory.
@@ -145,6 +146,8 @@ def _check_compression(strategy: Strategy) -> None:
         )
     for compressor, density in ((sync.compressor, sync.density), *[one[1:] for one in sync.apart]):
         _check_density(compressor, density)
+    check_feedback(sync)
+    _check_warm_up(strategy)
     if not sync.compressors:
         return
     if sync.dtype != "parameter" or sync.error_feedback or strategy.precision == "float16":
@@ -161,13 +164,54 @@ def _check_compression(strategy: Strategy) -> None:
         )
 
 
-def _check_density(compressor: str, density: float) -> None:
-    if not 0 < density <= 1 or (density < 1 and compressor != "top-k"):
+def _check_warm_up(strategy: Strategy) -> None:
+    if strategy.gradient_sync.feedback.warm_up and not strategy.pipeline.is_flushed:
         raise InputError(
-            "the density of top-k is the share of elements that it keeps, above 0 and at most 1, and 1 "
-            f"where nothing is selected, but it is {density} and the compressor is {compressor}; give "
+            "a warm-up changes what travels between two steps, with nothing under way, but this plan's pipeline "
+            "is never flushed; leave the warm-up out, or plan without staleness"
+        )
+
+
+def _check_density(compressor: str, density: float) -> None:
+    if not 0 < density <= 1 or (density < 1 and compressor not in SPARSE):
+        raise InputError(
+            "the density of top-k or gtop-k is the share of elements that it keeps, above 0 and at most 1, "
+            f"and 1 where nothing is selected, but it is {density} and the compressor is {compressor}; give "
             "one such as 0.01 with top-k, or none"
         )
+
+
+def check_feedback(sync: GradientSync) -> None:
+    """Check what goes with compressors."""
+    found = set[str](sync.compressors)
+    for is_wrong, rule, value, remedy in _feedback_rules(sync.feedback, found):
+        if is_wrong:
+            raise InputError(
+                f"{rule}, but it is {value} and the compressors are {', '.join(sorted(found)) or 'none'}; "
+                f"{remedy}"
+            )
+
+
+def _feedback_rules(said: Feedback, found: set[str]) -> tuple[tuple[object, str, object, str], ...]:
+    """Return whether each rule is broken, the rule, the value and the remedy."""
+    return (
+        (said != Feedback() and not found,
+         "feedback goes with a compressor", said.words, "give a compressor, or leave feedback out"),
+        (said.rank < 1 or (said.rank > 1 and "powersgd" not in found),
+         "a rank of 1 or more is that of powersgd's factors", said.rank, "give powersgd, or rank 1"),
+        (said.residual == "paper" and not found <= MERGED,
+         "the published rule of residuals is gtop-k's", said.residual, "choose conserving or none"),
+        (not 0 <= said.momentum < 1,
+         "momentum is 0 or more, and below 1", said.momentum, "give one such as 0.9"),
+        (said.momentum and (not found <= SPARSE or said.residual == "none"),
+         "momentum is masked where elements of what is kept are sent: with top-k or gtop-k, and residuals",
+         said.momentum, "leave it to the optimizer"),
+        (not 0 <= said.local_norm < math.inf,
+         "the largest norm that devices put in is finite, and at least 0", said.local_norm, "give one, or 0"),
+        (said.warm_up < 0 or (said.warm_up and not found & SPARSE),
+         "densities of the first steps are top-k's and gtop-k's, each of some steps", said.warm_up,
+         "leave the warm-up out"),
+    )  # fmt: skip
 
 
 def _check_flushless(strategy: Strategy) -> None:

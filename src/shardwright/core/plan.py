@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Feedback, Strategy
 
 CHANGED = " (changed since)"
 STALE = (
@@ -42,6 +42,7 @@ def _said_later(strategy: Strategy) -> list[object]:
         *(["error feedback"] if sync.error_feedback else []),
         *([sync.compressor, sync.density] if sync.compressor != "none" else []),
         *sync.apart,
+        *([repr(sync.feedback)] if sync.feedback != Feedback() else []),
         *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
         *[f"home: {one.mesh}" for one in dict.fromkeys(strategy.parameters) if one.mesh >= 0],
         *pipeline.order,

@@ -29,12 +29,15 @@ from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
 ValueRole = Literal[
-    "input", "parameter", "buffer", "activation", "gradient", "master", "state", "version"
-]
+    "input", "parameter", "buffer", "activation", "gradient", "master", "version",
+    "state", "velocity", "factor",
+]  # fmt: skip
+# Roles of what is there from one step to the next besides parameters and buffers.
+STATES: frozenset[ValueRole] = frozenset({"state", "velocity", "factor"})
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
 TransformName = Literal[
-    "cast", "feedback", "top-k", "int8", "1-bit", "top-k sum", "int8 sum", "1-bit sum",
-    "version", "buffer",
+    "cast", "feedback", "top-k", "int8", "1-bit", "top-k sum", "int8 sum", "1-bit sum", "merge",
+    "take back", "left factor", "right factor", "factor sum", "version", "buffer",
 ]  # fmt: skip
 Primitive = Literal[
     "slice",
@@ -46,6 +49,7 @@ Primitive = Literal[
     "copy",
     "halo",
     "halo_sum",
+    "send_receive",
 ]
 
 
@@ -115,8 +119,10 @@ class Value:
     * ``buffer``: a buffer or constant of the module, likewise;
     * ``parameter``: resident at rest when ``resident``, else filled by a message and released again;
     * ``master``: the optimizer's shard where that differs from the parameter at rest;
-    * ``state``: zeros at first, read and written by transforms, there from one step to the next. It may
-      differ from rank to rank, and checkpoints keep it for each;
+    * ``state``: a residual: zeros at first, read and written by transforms, there from one step to the next.
+      It may differ from rank to rank, and checkpoints keep it for each;
+    * ``velocity``, ``factor``: likewise, the momentum of what is not sent yet, and PowerSGD's right factor,
+      which is equal on all ranks that sum;
     * ``version``: a parameter as one minibatch of an asynchronous pipeline sees it, written by transforms;
     * ``activation``, ``gradient``: made by instructions. Writing to a gradient accumulates.
     """
@@ -209,10 +215,11 @@ class Message:
     (from_dim, to_dim): *all_gather* gathers from_dim; *reduce_scatter* and *slice* split to_dim;
     *all_to_all* gathers from_dim and splits to_dim; *halo* brings the neighbours' rows of to_dim, the
     last of the result's ``halos``, and *halo_sum* adds those of from_dim, the last of the source's, to
-    the neighbours' own; -1 where unused, ``FLAT`` where flat shards are gathered or cut, with their
+    the neighbours' own; *send_receive* takes the whole from one place along the axes to another, for each of
+    ``pairs``, (sender, receiver); -1 where unused, ``FLAT`` where flat shards are gathered or cut, with their
     padding. ``axes`` are the mesh axes that the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
     reduce_scatter and all_to_all, the full local *output* for all_gather, and the most that one device
-    sends or receives for halos and for a transfer, whose pieces ``Program.pieces`` lists. ``dtype`` is what
+    sends or receives for halos, pairs and a transfer, whose pieces ``Program.pieces`` lists. ``dtype`` is what
     travels, "" where that is the results' own. ``purpose`` says why it is sent.
     """
 
@@ -226,6 +233,7 @@ class Message:
     purpose: Purpose
     destination: int = -1
     dtype: str = ""
+    pairs: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_packed(self) -> bool:
@@ -262,9 +270,18 @@ class Transform:
     * ``feedback`` (error feedback: Seide et al., 2014; Karimireddy et al., 2019): it reads values and then
       as many residuals, and writes the sums of each pair in the dtype of what is written, and as
       residuals what that lost;
-    * ``top-k``, ``int8``, ``1-bit`` (``core.compression``): likewise, but what they write are bytes;
+    * ``top-k``, ``int8``, ``1-bit`` (``core.compression``): likewise, but what they write are bytes; by
+      ``states`` 0 there are no residuals, by 2 velocities come behind them, of a ``momentum``; ``bound`` times the
+      root of its elements is the largest norm of a gradient;
     * ``top-k sum``, ``int8 sum``, ``1-bit sum``: the sum of what so many ``ranks`` made so, of values of
       a ``dtype``; it reads their bytes one behind the other;
+    * ``merge``: of what was kept of the sums of some ranks and of others, the largest, in the round ``turn``
+      of ``ranks`` places along ``axes`` by a ``compressor``; it reads those, what came (maybe nothing),
+      and, where ranks owe what is dropped, residuals;
+    * ``take back``: residuals, with what was sent of each and is not among what was kept of all;
+    * ``left factor``, ``right factor``, ``factor sum`` (PowerSGD: Vogels et al., 2019): gradients, residuals and right
+      factors give what is to be approximated and its left factors; that and their sums orthogonal left and
+      right factors; those and the sums of ``ranks`` the sum, residuals and right factors;
     * ``version``: each parameter read, as it is expected to be ``forward + min(i, lag)`` updates later for the
       i-th minibatch since the pipeline was empty; where ``copies`` is 0 they are the parameters themselves, and
       where ``behind`` is more as they were that many updates before, where ``buffered`` is 1 as those that a

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from shardwright.core.layout import Layout
@@ -22,7 +22,8 @@ Recomputation = Literal["none", "attention", "selective", "blocks"]
 Accumulation = Literal["float32", "own"]
 Updates = Literal["step", "ready", "microbatch"]
 WireDtype = Literal["parameter", "float32", "bfloat16", "float16"]
-Compressor = Literal["none", "top-k", "int8", "1-bit"]
+Compressor = Literal["none", "top-k", "gtop-k", "gtop-k-tree", "int8", "1-bit", "powersgd"]
+Residual = Literal["conserving", "paper", "none"]
 # Precisions whose masters, optimizer states and reduced gradients are float32.
 MIXED = frozenset({"bfloat16", "float16", "fp8", "fp8-row"})
 REAL = frozenset({"float64", "float32", "bfloat16", "float16"})
@@ -139,6 +140,34 @@ def wire_dtype(asked: WireDtype, own: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What goes with a compressor, from step to step.
+
+    ``residual``: what is not sent is added to the next gradient (``conserving``); by gTop-k's published
+    rule, which loses what is dropped while merging (``paper``); or forgotten (``none``). ``rank``: columns
+    of PowerSGD's factors. ``momentum`` runs before the selection, and is masked where something was sent
+    (momentum correction): the optimizer must have none. ``local_norm`` (0: none) bounds the norm of what
+    all devices together put in before the selection, each parameter of each device by its share.
+    ``warm_up``: for so many steps each, the first steps send the densities of ``core.compression.WARM_UP``.
+    """
+
+    residual: Residual = "conserving"
+    rank: int = 1
+    momentum: float = 0.0
+    local_norm: float = 0.0
+    warm_up: int = 0
+
+    @property
+    def words(self) -> str:
+        """What is otherwise than where nobody says anything: ``rank 2, momentum 0.9``."""
+        said = [
+            (one.name.replace("_", " "), getattr(self, one.name), one.default)
+            for one in fields(self)
+        ]
+        return ", ".join(f"{name} {value}" for name, value, usual in said if value != usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSync:
     """Which gradients travel together.
 
@@ -152,7 +181,9 @@ class GradientSync:
 
     ``compressor``: sums over devices are taken of what is left of each device's gradient: its elements
     of largest magnitude (``top-k``, a ``density`` of them), 255 levels (``int8``), or its signs
-    (``1-bit``); what that loses is added to the next. Gradients that are scattered (ZeRO), cross to
+    (``1-bit``); or what is left of the sum: its largest elements (``gtop-k``, by recursive doubling, and
+    ``gtop-k-tree``), or factors of low rank (``powersgd``). What that loses is added to the next
+    (``feedback``). Gradients that are scattered (ZeRO), cross to
     another mesh, or have few elements are sent whole. See ``planner.lower.compress``. ``apart`` are
     (parameter, compressor, density) of those that are compressed otherwise than the rest, or not.
     """
@@ -163,6 +194,7 @@ class GradientSync:
     error_feedback: bool = field(default=False, repr=False)  # see ``digest_of``
     compressor: Compressor = field(default="none", repr=False)
     density: float = field(default=1.0, repr=False)
+    feedback: Feedback = field(default=Feedback(), repr=False)
     apart: tuple[tuple[int, Compressor, float], ...] = field(default=(), repr=False)
 
     @property
@@ -174,7 +206,8 @@ class GradientSync:
     @property
     def feeds_back(self) -> bool:
         """Whether what gradients lose on their way is kept, and added to the next."""
-        return self.error_feedback or bool(self.compressors)
+        is_kept = bool(self.compressors) and self.feedback.residual != "none"
+        return self.error_feedback or is_kept
 
     @property
     def wire(self) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.ddp.methods import METHODS, Exchanged, Lot, is_low_rank
+from shardwright.core.compression import is_low_rank
+from shardwright.ddp.methods import METHODS, Exchanged, Lot
 from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import Wire
 from shardwright.errors import InputError
@@ -70,7 +71,7 @@ class Compressor:
         if self.step < settings.dense_steps:
             return False
         if settings.method == "powersgd":
-            fits = gradient.dim() > 1 and is_low_rank(gradient.shape, settings.rank)
+            fits = gradient.dim() > 1 and is_low_rank(tuple(gradient.shape), settings.rank)
         elif settings.is_sparse:
             is_owed = name in self._kept["residual"]
             fits = is_owed or settings.kept_at(self.step, name, size) < size

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.core.compression import WARM_UP
 from shardwright.ddp.compressor import Compressor, reshared
 from shardwright.ddp.methods import Load, wire_bytes
-from shardwright.ddp.settings import WARM_UP, Compression
+from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import GroupWire
 from shardwright.errors import InputError
 from shardwright.runtime.handing import averaged_beside

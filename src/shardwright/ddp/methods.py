@@ -14,14 +14,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from shardwright.core.compression import merge_rounds
 from shardwright.ddp.settings import Compression, MethodName
 from shardwright.ddp.wire import Wire
 from shardwright.runtime.compression import (
     Sparse,
+    left_product,
     merged,
     orthonormal,
     packed,
     quantised,
+    right_product,
     signs,
     unpacked,
     unsigned,
@@ -86,7 +89,7 @@ def top_k(lot: Lot, wire: Wire) -> Exchanged:
     return Exchanged(total / wire.size, _without(lot.flat, mine), mine.indices)
 
 
-def g_top_k(lot: Lot, wire: Wire, merge: Callable[[_Merger, Wire], None]) -> Exchanged:
+def g_top_k(lot: Lot, wire: Wire) -> Exchanged:
     """Keep the k largest of the merged selections of all ranks.
 
     What merging drops is added to what one of the ranks that merge owes (conserving). By the paper's
@@ -96,7 +99,7 @@ def g_top_k(lot: Lot, wire: Wire, merge: Callable[[_Merger, Wire], None]) -> Exc
     mine = _selected(lot)
     owed = _without(lot.flat, mine)
     merger = _Merger(lot, mine, owed if lot.settings.residual == "conserving" else None)
-    merge(merger, wire)
+    _merge(merger, wire, lot.settings.method)
     mean = torch.zeros_like(lot.flat).index_add_(0, merger.held.indices, merger.held.values)
     if lot.settings.residual == "paper":
         refused = Sparse(
@@ -141,45 +144,23 @@ class _Merger:
         self.held = _joined(units)
 
 
-def along_tree(merger: _Merger, wire: Wire) -> None:
-    """Merge along a binomial tree to rank 0 and send the result down again; any number of ranks."""
-    strides = [2**level for level in range(_levels(wire.size))]
-    for stride in strides:
-        if wire.rank % (2 * stride) == stride:
-            wire.send(merger.message, wire.rank - stride)
-            break
-        if wire.rank + stride < wire.size:
-            theirs = wire.receive(merger.message, wire.rank + stride)
-            merger.merge(theirs, mine_first=True, keeps_rest=True)
-    for stride in reversed(strides):
-        if wire.rank % (2 * stride) == stride:
-            merger.replace(wire.receive(merger.message, wire.rank - stride))
-        elif wire.rank % (2 * stride) == 0 and wire.rank + stride < wire.size:
-            wire.send(merger.message, wire.rank + stride)
-
-
-def by_doubling(merger: _Merger, wire: Wire) -> None:
-    """Merge with ranks 1, 2, 4 ... away, all at once; ranks beyond a power of two go through another.
-
-    Both of a pair merge the lower rank's first, so that all have the same bits.
-    """
-    power = 2 ** int(math.log2(wire.size))
-    if wire.rank >= power:
-        wire.send(merger.message, wire.rank - power)
-        merger.replace(wire.receive(merger.message, wire.rank - power))
-        return
-    if wire.rank + power < wire.size:
-        theirs = wire.receive(merger.message, wire.rank + power)
-        merger.merge(theirs, mine_first=True, keeps_rest=True)
-    stride = 1
-    while stride < power:
-        theirs = wire.swap(merger.message, wire.rank ^ stride)
-        is_lower = not wire.rank & stride
-        # All 2 x stride ranks of a group merge the same two: the first of them owes the rest.
-        merger.merge(theirs, mine_first=is_lower, keeps_rest=wire.rank % (2 * stride) == 0)
-        stride *= 2
-    if wire.rank + power < wire.size:
-        wire.send(merger.message, wire.rank + power)
+def _merge(merger: _Merger, wire: Wire, method: MethodName) -> None:
+    """Merge in rounds (``core.compression.merge_rounds``)."""
+    for turn in merge_rounds(method, wire.size):
+        receiver, sender = turn.receiver_of(wire.rank), turn.sender_to(wire.rank)
+        if receiver >= 0 and receiver == sender:
+            theirs = wire.swap(merger.message, sender)
+        else:
+            if receiver >= 0:
+                wire.send(merger.message, receiver)
+            if sender < 0:
+                continue
+            theirs = wire.receive(merger.message, sender)
+        if turn.replaces:
+            merger.replace(theirs)
+        else:
+            is_lower, owes = wire.rank < sender, wire.rank % turn.spacing == 0
+            merger.merge(theirs, mine_first=is_lower, keeps_rest=owes)
 
 
 def quantise(lot: Lot, wire: Wire) -> Exchanged:
@@ -227,13 +208,12 @@ def power_sgd(lot: Lot, wire: Wire) -> Exchanged:
         unit.view(shape[0], -1) for unit, shape in zip(lot.units(), lot.shapes, strict=True)
     ]
     rights = [orthonormal(lot.factors[name]) for name in lot.names]
-    lefts = _summed([matrix @ right for matrix, right in zip(matrices, rights)], wire)
+    lefts = _summed(list(map(left_product, matrices, rights)), wire)
     if not all(bool(left.isfinite().all()) for left in lefts):
         return Exchanged(torch.full_like(lot.flat, math.nan), lot.flat)
     lefts = [orthonormal(left) for left in lefts]
     rights = [
-        total / wire.size
-        for total in _summed([matrix.T @ left for matrix, left in zip(matrices, lefts)], wire)
+        total / wire.size for total in _summed(list(map(right_product, matrices, lefts)), wire)
     ]
     lot.factors.update(zip(lot.names, rights, strict=True))
     mean = torch.cat([(left @ right.T).view(-1) for left, right in zip(lefts, rights)])
@@ -271,17 +251,6 @@ def _starts(sizes: Sequence[int]) -> list[int]:
     return [sum(sizes[:place]) for place in range(len(sizes))]
 
 
-def _levels(ranks: int) -> int:
-    """Return how often ``ranks`` must be halved, rounding up, until one is left."""
-    return (ranks - 1).bit_length()
-
-
-def is_low_rank(shape: Sequence[int], rank: int) -> bool:
-    """Tell whether two factors have less than half of a matrix's elements (torch's own rule)."""
-    rows, columns = shape[0], math.prod(shape[1:])
-    return 2 * (rows + columns) * rank < rows * columns
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """What a method's cost depends on: ranks, elements, kept elements, bytes of a number, units, and
@@ -304,8 +273,9 @@ def _pairs(load: Load) -> int:
     return load.kept * (load.width + 4)
 
 
-def _doubling_messages(load: Load) -> int:
-    return int(math.log2(load.ranks)) + 2 * bool(load.ranks & (load.ranks - 1))
+def _merged(method: MethodName, load: Load) -> int:
+    """Bytes of the busiest rank's messages, as many as there are rounds."""
+    return len(merge_rounds(method, load.ranks)) * _pairs(load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,12 +292,8 @@ METHODS: dict[MethodName, Method] = {
     "bfloat16": Method(partial(dense, dtype=torch.bfloat16), lambda load: _ring(load, 2)),
     "float16": Method(partial(dense, dtype=torch.float16), lambda load: _ring(load, 2)),
     "top-k": Method(top_k, lambda load: (load.ranks - 1) * _pairs(load)),
-    "gtop-k": Method(
-        partial(g_top_k, merge=by_doubling), lambda load: _doubling_messages(load) * _pairs(load)
-    ),
-    "gtop-k-tree": Method(
-        partial(g_top_k, merge=along_tree), lambda load: 2 * _levels(load.ranks) * _pairs(load)
-    ),
+    "gtop-k": Method(g_top_k, partial(_merged, "gtop-k")),
+    "gtop-k-tree": Method(g_top_k, partial(_merged, "gtop-k-tree")),
     "int8": Method(
         quantise, lambda load: (load.ranks - 1) * (load.elements + load.units * load.width)
     ),

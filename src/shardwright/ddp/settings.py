@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from shardwright.core.strategy import Residual
 from shardwright.errors import InputError
 
 MethodName = Literal[
     "dense", "bfloat16", "float16", "top-k", "gtop-k", "gtop-k-tree", "int8", "1-bit", "powersgd"
 ]
-Residual = Literal["conserving", "paper", "none"]
 Selection = Literal["exact", "threshold", "sample"]
 Scope = Literal["parameter", "bucket"]
-
-# Densities of the first epochs in Deep Gradient Compression (Lin et al., ICLR 2018).
-WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
+from shardwright.core.compression import PACKS, SPARSE, packed_by
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import layout_text
 from shardwright.core.plan import Plan
@@ -129,12 +130,12 @@ def wire_text(program: Program) -> str:
     sync = program.strategy.gradient_sync
     feedback = ", with error feedback" if sync.feeds_back else ""
     if sync.compressors:
-        # A pack reads gradients and as many residuals.
-        packs = [len(one.reads) // 2 for one in program.transforms if one.name in sync.compressors]
+        packs = [len(packed_by(one)) for one in program.transforms if one.name in PACKS]
         ways = dict.fromkeys((how, share) for _, how, share in sync.apart)
         if sync.compressor != "none":
             ways[sync.compressor, sync.density] = None
         said = "; ".join(_how(*way) for way in ways)
+        feedback += f", {sync.feedback.words}" if sync.feedback.words else ""
         return (
             f"gradients of {sum(packs)} of {len(program.strategy.parameters)} parameters compressed "
             f"where they are summed ({said}{feedback}); what is small, sharded or not summed is not"
@@ -143,7 +144,7 @@ def wire_text(program: Program) -> str:
 
 
 def _how(compressor: str, density: float) -> str:
-    return f"top-k, {density:.3g} of the elements," if compressor == "top-k" else compressor
+    return f"{compressor}, {density:.3g} of the elements," if compressor in SPARSE else compressor
 
 
 def busiest_mesh(program: Program, timeline: Timeline) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.program import ValueRole
 from shardwright.errors import CheckpointError
 from shardwright.runtime import manifest as book
 from shardwright.runtime.agreement import from_first, rank, together, world_size
@@ -30,8 +31,11 @@ from shardwright.runtime.manifest import LATEST, MANIFEST, REPLACED
 from shardwright.runtime.scaling import LossScaler
 from shardwright.runtime.scratch import claim, release, sweep, unclaim
 from shardwright.runtime.state import (
+    SUMMED_STATES,
     Held,
     boxes_of,
+    every_state,
+    factors,
     idle_tensors,
     lasting,
     merged_groups,
@@ -123,7 +127,7 @@ def _write_part(
 ) -> Part:
     """Write this rank's file."""
     boxes, values = optimizer_state(machine, optimizer)
-    held = [box for box in (*lasting(machine), *states(machine), *boxes) if box.is_writer]
+    held = [box for box in (*lasting(machine), *every_state(machine), *boxes) if box.is_writer]
     if rank() == 0:
         for key, tensor in (*idle_tensors(machine).items(), *extra.items()):
             shape = tuple(tensor.shape)
@@ -247,7 +251,14 @@ def _load(
         for key in content.tensors:
             if key.startswith("extra"):
                 extra[key] = reader.whole(book.stored(directory, content, key))
-        _load_states(machine, directory, content)
+        for role, words in SUMMED_STATES.items():
+            _load_states(machine, directory, content, role, words)
+        for held in factors(machine):  # what shards of another shape had is drawn anew
+            entry = content.tensors.get(held.key)
+            if entry is None or tuple(entry.shape) != held.shape:
+                held.local.zero_()
+            else:
+                reader.read(book.stored(directory, content, held.key), held.start, held.local)
         _load_groups(machine, optimizer, content)
         _load_optimizer(machine, optimizer, directory, content)
     machine.clock.step = content.step
@@ -256,8 +267,10 @@ def _load(
     return dict(book.lively(content.extra, extra))
 
 
-def _load_states(machine: Machine, directory: Path, content: Manifest) -> None:
-    """Read the terms of every parameter's states; where there were others, share out their sum.
+def _load_states(
+    machine: Machine, directory: Path, content: Manifest, role: ValueRole, words: str
+) -> None:
+    """Read the terms of every parameter's states of a role; where there were others, share out their sum.
 
     So what is still owed to a parameter is the same, whatever is owed by whom. Where nothing was kept,
     nothing is owed.
@@ -265,19 +278,19 @@ def _load_states(machine: Machine, directory: Path, content: Manifest) -> None:
     saved: dict[str, int] = {}
     for key in content.tensors:
         kind, _, rest = key.partition("/")
-        if kind == "state":
+        if kind == role:
             saved[rest.partition("/")[2]] = saved.get(rest.partition("/")[2], 0) + 1
-    here = terms(machine)
+    here = terms(machine, role)
     if saved != here and saved and rank() == 0:
         counts = sorted({(saved.get(name, 0), here.get(name, 0)) for name in {*saved, *here}})
         warnings.warn(
-            "residuals of error feedback are those of a plan with other terms: by parameter, they are "
+            f"{words} are those of a plan with other terms: by parameter, they are "
             "summed and shared out equally (saved and here: "
             f"{', '.join(f'{one} and {other}' for one, other in counts)}), or dropped where none are kept",
             stacklevel=2,
         )
     with reading() as reader:
-        for held in states(machine):
+        for held in states(machine, role):
             name = held.key.split("/", 2)[2]
             if saved.get(name, 0) == here[name]:
                 reader.read(book.stored(directory, content, held.key), held.start, held.local)
@@ -285,7 +298,7 @@ def _load_states(machine: Machine, directory: Path, content: Manifest) -> None:
             held.local.zero_()
             for term in range(saved.get(name, 0)):
                 one = torch.empty_like(held.local)
-                stored = book.stored(directory, content, state_key(name, term))
+                stored = book.stored(directory, content, state_key(name, term, role))
                 reader.read(stored, held.start, one)
                 held.local.add_(one, alpha=1.0 / here[name])
 

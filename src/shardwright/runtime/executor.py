@@ -12,14 +12,17 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.compression import at_step
 from shardwright.core.noise import NoiseScale
 from shardwright.core.program import INPUT_KINDS, Output, Program
+from shardwright.core.strategy import GradientSync
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
 from shardwright.runtime import inputs, noise, stream, trace
@@ -35,7 +38,7 @@ from shardwright.runtime.interpreter import Compiled, Compiler
 from shardwright.runtime.keeping import Keeping
 from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
-from shardwright.runtime.options import RunOptions
+from shardwright.runtime.options import RunOptions, check_lowers
 from shardwright.runtime.prediction import Oracle
 from shardwright.runtime.reading import Reader
 from shardwright.runtime.scaling import scaler_of
@@ -79,6 +82,7 @@ class Executor(Keeping):
         keep_freed_memory()
         captured = with_modules_of(captured, module)
         self.captured, self.program, self.options = captured, program, options or RunOptions()
+        check_lowers(program, self.options)
         self.world = self.options.world or TorchWorld(self.options.timeout)
         self.rank = self.world.rank
         self.machine = machine_of(
@@ -101,6 +105,7 @@ class Executor(Keeping):
         self._wanted: list[Output] = []
         self._closed, self._resize = False, resize
         self._sizes: dict[int, Executor] = {}  # for batches of other sizes
+        self._warm: dict[GradientSync, Executor] = {}  # for densities of a warm-up
         self._running = self
         self._compile()
         noise.check(program, self._noise, self._meter)
@@ -217,7 +222,7 @@ class Executor(Keeping):
         """
         if self._flow:
             return self._enter(self._flow, batch, outputs)
-        if (other := self._sized(batch)) is not None:
+        if (other := self._other(batch)) is not None:
             return self._through(other, lambda: other.step(batch, outputs))
         self._wanted = results.choose(self.program, outputs)
         loss = self._run(self._training, batch, self._walk)
@@ -293,13 +298,31 @@ class Executor(Keeping):
         if size is None:
             return None
         if size not in self._sizes:
-            other = copy.copy(self)
-            other.captured, other.program = self._resize(tensors)
-            other.machine = resized(self.machine, other.captured, other.program)
-            other._resize, other._running, other._sizes = None, other, {}
-            other._compile()
-            self._sizes[size] = other
+            self._sizes[size] = self._like(*self._resize(tensors))
         return self._sizes[size]
+
+    def _like(self, captured: Captured, program: Program) -> Executor:
+        """Return what runs another Program of the same plan and state."""
+        other = copy.copy(self)
+        other.captured, other.program = captured, program
+        other.machine = resized(self.machine, captured, program)
+        other._resize, other._running, other._sizes, other._warm = None, other, {}, {}
+        other._compile()
+        return other
+
+    def _other(self, batch: inputs.Batch | inputs.Shards) -> Executor | None:
+        """Return what runs this step's batch; None where this does. While densities warm up, what sends those
+        of the step."""
+        sized = self._sized(batch)
+        base, strategy = sized or self, (sized or self).program.strategy
+        sync, lower = at_step(strategy.gradient_sync, self.steps), self.options.lower
+        if lower is None or sync == strategy.gradient_sync:
+            base._warm = {}
+            return sized
+        if sync not in base._warm:
+            program = lower(base.captured.graph, replace(strategy, gradient_sync=sync))
+            base._warm = {sync: base._like(base.captured, program)}
+        return base._warm[sync]
 
     def _through(self, other: Executor, run: Callable[[], Tensor]) -> Tensor:
         """Run one batch by another executor of the same state."""

@@ -162,6 +162,12 @@ class Return(_Rows):
 EXCHANGES: dict[str, type[_Rows]] = {"halo": Fetch, "halo_sum": Return}
 
 
+def exchange(routes: Routes, items: Sequence[Item], item: int, microbatch: int) -> Exchange:
+    """Return a message as this device takes part in it."""
+    shore = find_shore(routes, item, microbatch)
+    return EXCHANGES[routes.program.messages[item].primitive](items, shore)
+
+
 def _own(tensor: Tensor) -> Tensor:
     """Return a contiguous copy, so that the tensor itself may be released."""
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program, Segment
-from shardwright.runtime import halos, messages
+from shardwright.runtime import halos, messages, pairing
 from shardwright.runtime.again import Again, Run
 from shardwright.runtime.backward import backward, made_by
 from shardwright.runtime.capture import Captured
@@ -413,8 +413,9 @@ class Compiler:
             )
             return messages.Local(items, *pieces)
         if message.primitive in halos.EXCHANGES:
-            shore = halos.find_shore(self._routes, item, instance)
-            return halos.EXCHANGES[message.primitive](items, shore)
+            return halos.exchange(self._routes, items, item, instance)
+        if message.pairs:
+            return pairing.exchange(self._routes, items, item, instance)
         group, order = machine.groups.among(site.mesh, machine.device, message.axes)
         return messages.COLLECTIVES[message.primitive](items, group, order)
 

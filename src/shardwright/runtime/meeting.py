@@ -122,11 +122,14 @@ class _Partners:
         elif kind == Kind.MESSAGE and program.messages[item].primitive not in LOCAL:
             message = program.messages[item]
             mesh = program.meshes[message.mesh]
-            found = (
-                neighbours(mesh, device, message.axes)
-                if message.primitive in ("halo", "halo_sum")
-                else mesh.peers(device, message.axes)
-            )
+            found = mesh.peers(device, message.axes)
+            if message.primitive in ("halo", "halo_sum"):
+                found = neighbours(mesh, device, message.axes)
+            elif message.pairs:
+                here = found.index(device)
+                found = tuple(
+                    {found[one] for pair in message.pairs if here in pair for one in pair}
+                )
             yield from ((other, index) for other in found if other >= 0 and other != device)
 
     def _pairs_of(self, item: int) -> frozenset[tuple[int, int]]:

@@ -302,6 +302,8 @@ class Groups:
                 self._make_links(program.pieces(item), channel)
             elif message.primitive in ("halo", "halo_sum"):
                 self._make_links_beside(mesh, message)
+            elif message.pairs:
+                self._make_links_of_pairs(mesh, message)
             elif message.axes:
                 for device in mesh.devices:
                     self._make_group(tuple(sorted(self._ranks(mesh, device, message.axes))))
@@ -333,6 +335,13 @@ class Groups:
                 key = (*ends, (message.mesh, message.mesh))
                 if other >= 0 and key not in self._links:
                     self._links[key] = self._world.link(*ends, key[2])
+
+    def _make_links_of_pairs(self, mesh: Mesh, message: Message) -> None:
+        for device in mesh.devices:
+            peers, channel = self._ranks(mesh, device, message.axes), (message.mesh, message.mesh)
+            for ends in [(peers[one], peers[other]) for one, other in message.pairs]:
+                if (*ends, channel) not in self._links:
+                    self._links[*ends, channel] = self._world.link(*ends, channel)
 
     def among(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[Group, list[int]]:
         """Return the group a device belongs to along axes, and its group ranks in mesh order."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Program
 from shardwright.core.staleness import Extrapolation
+from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError
 from shardwright.runtime.scaling import Scaling
 from shardwright.runtime.world import World
 
@@ -28,6 +33,7 @@ class RunOptions:
     ``extrapolation``: how an asynchronous pipeline predicts weights; along differences a stage holds another copy of
     them. ``rate_annealing``: PipeMare's stages begin with their learning rates divided by how many updates their gradients
     are late, and have all of them after so many; 0: from the first.
+    ``lower`` turns a graph and a strategy into a Program: what a plan whose densities warm up needs between steps.
     """
 
     device: torch.device | str | None = None
@@ -42,3 +48,14 @@ class RunOptions:
     forecast_every: int = 0
     extrapolation: Extrapolation = field(default_factory=Extrapolation)
     rate_annealing: int = 0
+    lower: Callable[[OperatorGraph, Strategy], Program] | None = None
+
+
+def check_lowers(program: Program, options: RunOptions) -> None:
+    """Refuse to warm up without what makes other Programs."""
+    steps = program.strategy.gradient_sync.feedback.warm_up
+    if steps and options.lower is None:
+        raise InputError(
+            f"for each density of a warm-up, {steps} steps each, there is another Program, but nothing lowers "
+            "one; give RunOptions(lower=shardwright.planner.lower.lower), as build does"
+        )

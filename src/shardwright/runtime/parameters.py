@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import FLAT, is_split, shard_boxes
-from shardwright.core.program import Kind, Program, Value
+from shardwright.core.program import STATES, Kind, Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured, seen_as
 from shardwright.runtime.deferred import deferred_of, replace_parameters
@@ -157,7 +157,7 @@ class Parameters:
             value = program.values[index]
             if value.role == "buffer":
                 self._place_buffer(index, value)
-            elif value.role == "state":
+            elif value.role in STATES:
                 self._place_state(index, value)
             elif value.role == "master" or (value.role == "parameter" and value.alias < 0):
                 self._place_parameter(index, value)

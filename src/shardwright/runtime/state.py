@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.layout import PARTIAL, is_split
+from shardwright.core.program import STATES, ValueRole
 from shardwright.errors import CheckpointError
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.gather import kept_values
@@ -22,6 +23,12 @@ from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.manifest import dtype_name, plain
 from shardwright.runtime.parameters import parts
 from shardwright.runtime.tables import Group, ModuleTable
+
+# Roles of states that are summed and shared out where a plan has other terms, and what they are called.
+SUMMED_STATES: dict[ValueRole, str] = {
+    "state": "residuals of error feedback",
+    "velocity": "velocities of gradients before they are compressed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def lasting(machine: Machine) -> list[Held]:
         value, spec = values[index], tensors[values[index].tensor]
         if spec.role == "constant" or (value.role == "parameter" and not value.resident):
             continue
-        if value.role == "state":
+        if value.role in STATES:
             continue
         held = boxes_of(machine, index, f"{spec.role}/{spec.name}", raw)
         found += held if index in kept else [replace(one, is_writer=False) for one in held]
@@ -132,20 +139,20 @@ def _holds_first(machine: Machine, index: int) -> bool:
 # -- states ----------------------------------------------------------------------------------------
 
 
-def terms(machine: Machine) -> dict[str, int]:
-    """Return, by the parameters that states are kept of, how many terms theirs add up from.
+def terms(machine: Machine, role: ValueRole) -> dict[str, int]:
+    """Return, by the parameters that states of a role are kept of, how many terms theirs add up from.
 
     A state may differ along the axes on which it is a partial sum: every place there has a term. Terms of
     a parameter's states are counted one after another.
     """
-    return {name: count for name, (count, _) in _terms(machine).items()}
+    return {name: count for name, (count, _) in _terms(machine, role).items()}
 
 
-def _terms(machine: Machine) -> dict[str, tuple[int, dict[int, int]]]:
+def _terms(machine: Machine, role: ValueRole) -> dict[str, tuple[int, dict[int, int]]]:
     """Return, by parameter, the number of terms, and of each state value its first."""
     tensors, found = machine.captured.graph.tensors, dict[str, tuple[int, dict[int, int]]]()
     for index, value in enumerate(machine.program.values):
-        if value.role == "state":
+        if value.role == role:
             sizes = machine.program.meshes[value.mesh].sizes
             own = [size for size, p in zip(sizes, value.layout, strict=True) if p == PARTIAL]
             count, first = found.setdefault(tensors[value.tensor].name, (0, {}))
@@ -154,15 +161,15 @@ def _terms(machine: Machine) -> dict[str, tuple[int, dict[int, int]]]:
     return found
 
 
-def state_key(name: str, term: int) -> str:
-    """Return the key of one term of a parameter's states."""
-    return f"state/{term}/{name}"
+def state_key(name: str, term: int, role: ValueRole) -> str:
+    """Return the key of one term of a parameter's states of a role."""
+    return f"{role}/{term}/{name}"
 
 
-def states(machine: Machine) -> list[Held]:
-    """Return every state of this rank: of each term the boxes that it holds."""
+def states(machine: Machine, role: ValueRole) -> list[Held]:
+    """Return every state of a role of this rank: of each term the boxes that it holds."""
     found: list[Held] = []
-    for name, (_, first) in _terms(machine).items():
+    for name, (_, first) in _terms(machine, role).items():
         for index, start in first.items():
             if index in machine.parameters.states:
                 value, place = machine.program.values[index], 0
@@ -172,7 +179,26 @@ def states(machine: Machine) -> list[Held]:
                 ):
                     place = place * size + at if placement == PARTIAL else place
                 local = machine.parameters.states[index]
-                found += boxes_of(machine, index, state_key(name, start + place), local)
+                found += boxes_of(machine, index, state_key(name, start + place, role), local)
+    return found
+
+
+def every_state(machine: Machine) -> list[Held]:
+    """Return all states of this rank, of every role."""
+    return [one for role in SUMMED_STATES for one in states(machine, role)] + factors(machine)
+
+
+def factors(machine: Machine) -> list[Held]:
+    """Return every factor of this rank, whole: it means something to shards of its parameter like this one."""
+    tensors, found = machine.captured.graph.tensors, list[Held]()
+    for index, local in machine.parameters.states.items():
+        value = machine.program.values[index]
+        if value.role == "factor":
+            site, shape = machine.sites[value.mesh], tuple(local.shape)
+            places = zip(value.layout, site.coordinate, strict=True)
+            shard = "-".join([str(at) for placement, at in places if is_split(placement)]) or "0"
+            key = f"factor/{shard}/{tensors[value.tensor].name}"
+            found.append(Held(key, local, (0,) * len(shape), shape, _writes(machine, index)))
     return found
 
 

@@ -29,6 +29,7 @@ def check_optimizer(
     call a step where the plan makes several, or by which weights cannot be predicted as they are to be;
     ``scales``: the loss, by what all gradients are."""
     _check_updates(optimizer, machine.program, scales=scales)
+    _check_momentum(optimizer, machine.program)
     check_prediction(optimizer, machine.program.strategy.pipeline.staleness, how)
     name = type(optimizer).__name__
     values = machine.program.values
@@ -40,6 +41,20 @@ def check_optimizer(
             + ("calls the model again" if name in CLOSURE_OPTIMIZERS else "needs whole tensors")
             + "; use an elementwise optimizer such as AdamW"
             + ("" if name in CLOSURE_OPTIMIZERS else ", or a plan that shards no parameter")
+        )
+
+
+def _check_momentum(optimizer: torch.optim.Optimizer, program: Program) -> None:
+    """Refuse momentum behind a selection that has it in front."""
+    momentum = program.strategy.gradient_sync.feedback.momentum
+    found = [
+        group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups
+    ]
+    if momentum and any(found):
+        raise InputError(
+            f"this plan's gradients have a momentum of {momentum:g} before they are selected, so that the "
+            f"optimizer must have none, but it has {max(found):g}; use SGD with momentum 0, or plan without "
+            "--gradient-momentum"
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shardwright.core.program import STATES
 from shardwright.errors import CheckpointError
 from shardwright.runtime.store import DTYPES
 from shardwright.runtime.tables import Box, Manifest, ModuleTable, TensorTable
@@ -104,7 +105,7 @@ def _check_groups(manifest: Manifest) -> None:
     known = set(members)
     for key in (*manifest.tensors, *manifest.values):
         kind, _, rest = key.partition("/")
-        if kind == "state" and rest.partition("/")[2] not in manifest.module:
+        if kind in STATES and rest.partition("/")[2] not in manifest.module:
             raise ValueError(f"{key[:200]!r} is of a parameter which the module lacks")
         if kind == "optimizer" and rest.partition("/")[2] not in known:
             raise ValueError(f"{key[:200]!r} is of a parameter that is in no optimizer group")

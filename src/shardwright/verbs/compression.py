@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from shardwright.core.compression import LEAST_SENT
+from shardwright.core.compression import LEAST_SENT, SPARSE
+from shardwright.core.legality import check_feedback
+from shardwright.core.strategy import Compressor, Feedback, GradientSync, Residual
 from shardwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,12 +17,13 @@ def check_compression(request: Request) -> None:
     """Check what a request says of compression."""
     if request.allow_compression:
         _check_allowed(request)
-    elif (request.compressor == "top-k") != (request.density < 1) or not request.density > 0:
+    elif (request.compressor in SPARSE) != (request.density < 1) or not request.density > 0:
         raise InputError(
-            "top-k sends a share of a gradient's elements, above 0 and below 1, and other compressors "
+            "top-k and gtop-k send a share of a gradient's elements, above 0 and below 1, and other compressors "
             f"all of them, but the compressor is {request.compressor} and the density "
             f"{request.density:g}; give --gradient-compressor top-k --gradient-density 0.01"
         )
+    _check_feedback(request)
     said = "compression" if request.allow_compression else request.compressor
     if said == "none":
         return
@@ -37,11 +40,38 @@ def check_compression(request: Request) -> None:
         )
 
 
+def feedback_of(request: Request) -> Feedback:
+    """Return what goes with a compressor."""
+    return Feedback(
+        residual=cast(Residual, request.residual),
+        rank=request.rank,
+        momentum=request.momentum,
+        local_norm=request.local_norm,
+        warm_up=request.warm_up,
+    )
+
+
+def _check_feedback(request: Request) -> None:
+    """Check it as plans are checked: what is wrong is the same."""
+    check_feedback(
+        GradientSync(
+            compressor=cast(Compressor, request.compressor),
+            density=request.density,
+            feedback=feedback_of(request),
+        )
+    )
+
+
 def _option(request: Request) -> str:
     return "--allow-compression" if request.allow_compression else "--gradient-compressor"
 
 
 def _check_allowed(request: Request) -> None:
+    if feedback_of(request) != Feedback():
+        raise InputError(
+            "a planner that may compress chooses among top-k, int8 and 1-bit with residuals, but asked are "
+            f"{feedback_of(request).words}; leave these out, or --allow-compression"
+        )
     if request.compressor != "none" or not 0 < request.density <= 1:
         raise InputError(
             "a planner that may compress chooses the compressor, and sends a share of gradients' bits "

@@ -40,7 +40,7 @@ def build_executor(
     from shardwright.runtime.launch import join_world
     from shardwright.runtime.place import choose, stand_on
 
-    options = options or RunOptions()
+    options = replace(options or RunOptions(), lower=lower)
     if options.world is None:
         planned = cluster.kind_of(plan.strategy.devices[0]).backend if cluster else ""
         device = choose(options.device, planned)

@@ -14,6 +14,7 @@ from shardwright.core.strategy import (
     Compressor,
     Precision,
     Recomputation,
+    Residual,
     WireDtype,
 )
 from shardwright.errors import InputError
@@ -52,7 +53,8 @@ class Request:
     ``own`` is the parameters' dtype. Gradients travel and are summed between devices in
     ``gradient_dtype``; with ``error_feedback`` what that loses on a device is added to its next
     gradient. Or gradients are compressed by a ``compressor``, which feeds back what it loses: ``top-k``
-    sends a ``density`` of their elements. Or, with ``allow_compression``, where the planner thinks that it
+    sends a ``density`` of their elements; ``residual``, ``rank``, ``momentum``, ``local_norm`` and ``warm_up`` are those
+    of ``core.strategy.Feedback``. Or, with ``allow_compression``, where the planner thinks that it
     pays; then ``density`` is the least share of its bits that a gradient sends. ``batch_norm``: statistics over each device's samples, or over all.
     ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the one
     strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that
@@ -115,16 +117,40 @@ class Request:
     )
     compressor: str = option(
         "none",
-        "Compress gradients that are summed over devices: top-k, int8 or 1-bit; what that loses is "
-        "added to the next (memory: one gradient).",
+        "Compress gradients that are summed over devices: top-k, gtop-k, gtop-k-tree, int8, 1-bit or "
+        "powersgd; what that loses is added to the next (memory: one gradient).",
         "--gradient-compressor",
         one_of=get_args(Compressor),
     )
     density: float = option(
         1.0,
-        "The share of a gradient's elements that top-k sends, such as 0.01; with --allow-compression the "
-        "least.",
+        "The share of a gradient's elements that top-k or gtop-k sends, such as 0.01; with "
+        "--allow-compression the least.",
         "--gradient-density",
+    )
+    rank: int = option(1, "The rank of powersgd's factors.", "--gradient-rank")
+    residual: str = option(
+        "conserving",
+        "What becomes of what is not sent: conserving (added to the next gradient), paper (gtop-k's "
+        "published rule, which loses some), none (forgotten).",
+        "--gradient-residual",
+        one_of=get_args(Residual),
+    )
+    momentum: float = option(
+        0.0,
+        "Momentum before top-k or gtop-k selects, masked where something was sent; the optimizer must have "
+        "none (memory: one gradient).",
+        "--gradient-momentum",
+    )
+    local_norm: float = option(
+        0.0,
+        "The largest norm of what all devices together put in before gradients are compressed (0: any).",
+        "--gradient-local-norm",
+    )
+    warm_up: int = option(
+        0,
+        "So many steps each the first gradients are sent at densities 0.25, 0.0625, 0.015625 and 0.004.",
+        "--gradient-warm-up",
     )
     allow_compression: bool = option(
         False,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shardwright.core.codec import decode, dumps, encode
 from shardwright.core.costs import CostTable, Record
 from shardwright.core.plan import Measured
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Feedback, Strategy
 from shardwright.planner.search import Survey
 from shardwright.planner.space import check_strategy
 from shardwright.store import Store
@@ -36,6 +36,7 @@ class Shelf:
             "error_feedback=False",
             "compressor='none'",
             "density=1.0",
+            f"feedback={Feedback()!r}",
             "least_sent=1.0",
         )
         for unsaid in later:

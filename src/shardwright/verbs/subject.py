@@ -15,7 +15,7 @@ from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.errors import CaptureError, InputError
 from shardwright.files import clusterfile
 from shardwright.planner.search import Training
-from shardwright.verbs.compression import least_sent
+from shardwright.verbs.compression import feedback_of, least_sent
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def training_for(request: Request) -> Training:
         max_norm=request.clip,
         least_sent=least_sent(request),
         density=1.0 if request.allow_compression else request.density,
+        feedback=feedback_of(request),
     )
 
 

@@ -251,7 +251,7 @@ def race_plans(
     optimizer = named_optimizer(task.optimizer, LEARNING_RATE)
     device = choose()
     stand_on(device)
-    options = RunOptions(device=device, releases=True)
+    options = RunOptions(device=device, releases=True, lower=lower)
     executors = [
         Executor(
             captured,

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from shardwright.core.cluster import Cluster
+from shardwright.core.compression import merge_rounds
 from shardwright.core.costs import PACK, UPDATE, Cost, CostTable, collective_key, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value, resource_classes
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster, read_cluster
-from shardwright.planner.cost import price
+from shardwright.planner.cost import collective_seconds, price
 from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.search.models import residual
@@ -266,3 +268,18 @@ def test_packing_takes_what_it_was_measured_to_take_on_cpus_only() -> None:
             assert there < 1e-3
             seen[transform.name] = here
     assert set(seen) == set(points)
+
+
+def test_rounds_of_pairs_cost_a_transfer_each_and_share_the_uplink_of_a_host() -> None:
+    cluster = read_cluster(
+        '[kind.c]\npeak = {float32 = "0.1 TFLOP/s"}\nmemory = "1 GB"\nbackend = "cpu"\n'
+        'memory_bandwidth = "10 GB/s"\n[[host]]\ncount = 2\nname = "h"\nkind = "c"\ndevices = 2\n'
+        'link = "2 GB/s"\nuplink = "1 Gbit/s"\n'
+    )
+    size, ends = 2**20, (cluster, CostTable())
+    mesh = Mesh(axes=("data",), sizes=(4,), devices=(0, 1, 2, 3))
+    beside, across = merge_rounds("gtop-k", 4)
+    for one, devices, together in ((beside, (0, 1), 1), (across, (0, 2), 2)):
+        alone = collective_seconds("transfer", size, devices, *ends, together)
+        found = paired_seconds(mesh, (0,), one.pairs, size, ends)
+        assert found.seconds == pytest.approx(alone.seconds)

@@ -65,7 +65,7 @@ def _measured_as(
     """Return as what a message of a group is measured: what goes from one to another as one of two."""
     hosts = len({cluster.devices[device].host for device in devices})
     label = link_label(cluster, devices)
-    if primitive in {"transfer", "halo", "halo_sum"}:
+    if primitive in {"transfer", "halo", "halo_sum", "send_receive"}:
         return "transfer", (min(hosts, 2), 2, label)
     return primitive, (hosts, len(devices), label)
 

@@ -32,7 +32,7 @@ from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
-from shardwright.planner.cost.transfers import halo_bytes, transfer_cost
+from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import update_all, updates_by_mesh
 
@@ -384,6 +384,8 @@ class InstructionCosts:
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
         """Price a message in one group of devices; many are alike."""
+        if message.pairs:
+            return pairs_cost(self.program, message, self.cluster, self.table, self.wires)
         size = halo_bytes(self.program, message)
         count = self.rates[message.mesh][0].software.num_messages(message)
         key = (message.primitive, message.bytes, size, devices, concurrent, count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Message, Program
+from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds
 
 
@@ -31,12 +34,39 @@ def transfer_cost(
     arrives = tuple([values[result].layout for result in message.results])
     key = (message.mesh, message.destination, sent, arrives)
     if key not in known:
-        known[key] = _slowest(program, item, cluster, table)
+        known[key] = _slowest(_moved(program, item), cluster, table)
     return known[key]
 
 
-def _slowest(program: Program, item: int, cluster: Cluster, table: CostTable) -> Cost:
-    moved = _moved(program, item)
+def pairs_cost(
+    program: Program,
+    message: Message,
+    cluster: Cluster,
+    table: CostTable,
+    known: dict[tuple[object, ...], Cost],
+) -> Cost:
+    """Price what goes from places along the axes of a mesh to others; ``known`` as above."""
+    key = (message.mesh, message.axes, message.pairs, message.bytes)
+    if key not in known:
+        route = (program.meshes[message.mesh], message.axes, message.pairs)
+        known[key] = paired_seconds(*route, message.bytes, (cluster, table))
+    return known[key]
+
+
+def paired_seconds(
+    mesh: Mesh,
+    axes: tuple[int, ...],
+    pairs: Sequence[tuple[int, int]],
+    num_bytes: int,
+    ends: tuple[Cluster, CostTable],
+) -> Cost:
+    """Price so many bytes from one place along axes to another, for each of the pairs and in every group."""
+    groups = {mesh.peers(device, axes) for device in mesh.devices}
+    moved = {(peers[one], peers[other]): num_bytes for peers in groups for one, other in pairs}
+    return _slowest(moved, *ends)
+
+
+def _slowest(moved: Mapping[tuple[int, int], int], cluster: Cluster, table: CostTable) -> Cost:
     pairs = np.array(list(moved), dtype=np.int64).reshape(-1, 2)
     sizes = np.array(list(moved.values()), dtype=np.int64)
     hosts = np.array([[cluster.devices[one].host for one in pair] for pair in moved]).reshape(-1, 2)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwright.core.cluster import DeviceKind
+from shardwright.core.compression import INDEX_BYTES, merge_rounds, packed_by, wide_dtype
 from shardwright.core.costs import PACK, Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Transform, TransformName, Value
@@ -69,6 +70,12 @@ _WORK = {
     "top-k": _Work(14, 12.5e-9, 17),
     "int8": _Work(15, 5.2e-9, 19),
     "1-bit": _Work(30, 19e-9, 30),
+    "merge": _Work(28, 300e-9, 200),  # by elements kept
+    "take back": _Work(20, 120e-9, 80),
+    "left factor": _Work(10, 0.6e-9, 6),
+    "right factor": _Work(10, 0.1e-9, 1),
+    "factor sum": _Work(4, 0.6e-9, 4),
+    "rank": _Work(0, 0.1e-9, 0),  # a product with a matrix, by elements times its columns
     "top-k sum": _Work(4, 0.05e-9, 0),
     "int8 sum": _Work(4, 0.7e-9, 3.5),
     "1-bit sum": _Work(8, 3.8e-9, 10),
@@ -97,11 +104,58 @@ def _pack(
     transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable
 ) -> Cost:
     """Each gradient by itself; residuals come behind them."""
-    half = len(transform.reads) // 2
     costs = [
-        pack_cost(transform.name, math.prod(one.shape), DTYPE_BYTES[one.dtype], kind, table)
-        for one in [values[residual] for residual in transform.reads[half:]]
+        pack_cost(transform.name, math.prod(one.shape), _wide_bytes(one), kind, table)
+        for one in [values[source] for source in packed_by(transform)]
     ]
+    said = dict(transform.constants)
+    # A velocity is read, written and masked; a norm reads a gradient, and bounding it writes one.
+    passes = 6 * ("momentum" in said) + 3 * ("bound" in said)
+    more = sum(
+        math.prod(values[one].shape) * _wide_bytes(values[one]) for one in packed_by(transform)
+    )
+    return _total([*costs, Cost(seconds=memory_seconds(passes * more, kind))])
+
+
+def _wide_bytes(gradient: Value) -> int:
+    return DTYPE_BYTES[wide_dtype(gradient.dtype)]
+
+
+def _merge(
+    transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable
+) -> Cost:
+    """By what is kept of each gradient; nothing where what came is held instead."""
+    said = dict(transform.constants)
+    width = DTYPE_BYTES[str(said["dtype"])]
+    if "turn" in said:
+        rounds = merge_rounds(str(said["compressor"]), int(str(said["ranks"])))
+        if rounds[int(str(said["turn"]))].replaces:
+            return Cost(seconds=0.0)
+    packs = [values[one] for one in transform.reads if values[one].role == "gradient"]
+    costs = [
+        pack_cost(transform.name, one.shape[0] // (width + INDEX_BYTES), width, kind, table)
+        for one in packs[: len(packs) // 2]
+    ]
+    return _total(costs)
+
+
+def _factor(
+    transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable
+) -> Cost:
+    """By the elements of each gradient and the rank of its factors: a product, and what is added up."""
+    costs = list[Cost]()
+    forms = [values[one].shape for one in transform.reads if values[one].role == "factor"]
+    count = len(forms)
+    whole = [values[one] for one in transform.writes[:count]]
+    if transform.name == "right factor":
+        count = len(transform.writes) // 2
+        whole = [values[one] for one in transform.reads[:count]]
+        forms = [values[one].shape for one in transform.writes[count:]]
+    for one, form in zip(whole, forms, strict=True):
+        elements, width = math.prod(one.shape), _wide_bytes(one)
+        cost = pack_cost(transform.name, elements, width, kind, table)
+        ranked = pack_cost("rank", elements * form[1], width, kind, table)
+        costs += [cost, ranked]
     return _total(costs)
 
 
@@ -159,6 +213,11 @@ COSTS: dict[TransformName, Price] = {
     "top-k sum": _sum,
     "int8 sum": _sum,
     "1-bit sum": _sum,
+    "merge": _merge,
+    "take back": _merge,
+    "left factor": _factor,
+    "right factor": _factor,
+    "factor sum": _factor,
     "version": _version,
     "buffer": _buffer,
 }

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.compression import ROUNDS
 from shardwright.core.plan import Objective
 from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
@@ -19,6 +20,7 @@ from shardwright.planner.cost.burden import is_measured, message_burden
 from shardwright.planner.cost.feed import Feeding, input_costs
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
+from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.judge.lost import lost_share
 from shardwright.planner.judge.ties import doubts_of
 from shardwright.planner.lower import lower
@@ -236,7 +238,7 @@ def sent_alone(
     and its bytes; and one such message each."""
     channels: Channels = {}
     groups: dict[tuple[object, ...], Message] = {}
-    last = _last_instruction(program)
+    last, sync = _last_instruction(program), program.strategy.gradient_sync
     for item, message in enumerate(program.messages):
         if message.purpose != "synchronise" or item not in last or len(message.sources) != 1:
             continue
@@ -250,9 +252,15 @@ def sent_alone(
         # A parameter that is used in two layouts has two gradients: they travel in one bucket.
         channel = channels.setdefault(key, {})
         known, size = channel.get(source.tensor, (0.0, 0.0))
-        channel[source.tensor] = max(known, ready), size + message.bytes
+        ready = _joined(sync.of(source.tensor), known, ready)
+        channel[source.tensor] = ready, size + message.bytes
         groups.setdefault(key, message)
     return channels, groups
+
+
+def _joined(sync: GradientSync, known: float, ready: float) -> float:
+    """Return when a gradient is ready that has another message: of several that follow each other, the first."""
+    return known if known and sync.compressor in ROUNDS else max(known, ready)
 
 
 def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
@@ -301,14 +309,22 @@ def message_cost(context: Context, program: Program, message: Message) -> Cost:
     lines = np.zeros((2, MOST_POWERS))  # seconds of no bytes, and per byte
     drawn: set[int] = set()
 
+    # Of pairs, which follow each other in rounds, so many bytes are those of all rounds.
+    rounds = (math.prod([mesh.sizes[axis] for axis in message.axes]) - 1).bit_length()
+
+    def slowest_of(power: int) -> float:
+        ends = (context.cluster, context.table)
+        if message.pairs:
+            route = (mesh, message.axes, message.pairs)
+            return rounds * paired_seconds(*route, 2**power // rounds, ends).seconds
+        return max(
+            collective_seconds(message.primitive, 2**power, devices, *ends, concurrent).seconds
+            for devices, concurrent in routes
+        )
+
     def exactly(power: int) -> float:
         if power not in known:
-            slowest = max(
-                collective_seconds(
-                    message.primitive, 2**power, devices, context.cluster, context.table, concurrent
-                ).seconds
-                for devices, concurrent in routes
-            )
+            slowest = slowest_of(power)
             held = message_burden(
                 message.primitive, 2**power, routes[0][0], context.cluster, context.table
             ).held

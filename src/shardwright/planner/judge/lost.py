@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import numpy as np
 
-from shardwright.core.compression import Packing, kept_elements, sent_share, wide_dtype
+from shardwright.core.compression import PACKS, packed_by, sent_density, sent_share, wide_dtype
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import shard_dim
 from shardwright.core.program import Kind, Program, Transform
-
-PACKS: tuple[str, ...] = get_args(Packing)
 
 
 def lost_share(program: Program, graph: OperatorGraph) -> float:
@@ -33,14 +30,13 @@ def lost_share(program: Program, graph: OperatorGraph) -> float:
 def _lost(program: Program, transform: Transform) -> float:
     """Return elements times the share of their bits that is not sent, over all shards."""
     sizes, total = program.meshes[transform.mesh].sizes, 0.0
-    for source in transform.reads[: len(transform.reads) // 2]:
+    for source in packed_by(transform):
         value = program.values[source]
         sync = program.strategy.gradient_sync.of(value.tensor)
         elements = math.prod(value.shape)
         shards = math.prod(
             size for size, one in zip(sizes, value.layout, strict=True) if shard_dim(one) >= 0
         )
-        kept = kept_elements(sync.density, elements) / elements
-        sent = sent_share(sync.compressor, kept, wide_dtype(value.dtype))
+        sent = sent_share(sync.compressor, sent_density(sync, value.shape), wide_dtype(value.dtype))
         total += elements * shards * (1 - sent)
     return total

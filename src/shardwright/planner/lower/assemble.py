@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Program, resource_classes
+from shardwright.core.program import STATES, Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
@@ -281,7 +281,7 @@ def _state_bytes(
     numbers: list[int] = runs[0].tolist()
     for number, count in zip(numbers, counts.tolist(), strict=True):
         for value in builder.transforms[number].reads:
-            if builder.values[value].role == "state":
+            if builder.values[value].role in STATES:
                 times[value] = max(times.get(value, 0), count)
     for value, count in times.items():
         found[builder.values[value].mesh] += count * builder.value_bytes(value)

@@ -39,6 +39,8 @@ WIDE = 16  # a gradient in twice the bytes of what is added to it
 
 Made = TypeVar("Made")
 Pairs = Sequence[tuple[int, int]]  # of values, source and result
+# Of a state: tensor, mesh, layout, dtype, role, and shape where that does not follow.
+Kept = tuple[int, int, Layout, str, ValueRole, tuple[int, ...]]
 Said = tuple[int, int, Layout, Scope, ValueRole]  # of a value: tensor, mesh, layout, scope, role
 
 
@@ -86,7 +88,7 @@ class ProgramBuilder:
         self.messages: list[Message] = []
         self.transforms: list[Transform] = []
         self.reduced: set[int] = set()  # gradients that optimizers read
-        self.residuals: dict[tuple[int, int, Layout, str], int] = {}  # see ``wire``
+        self.residuals: dict[Kept, int] = {}  # see ``lot.state_of``
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}

@@ -13,6 +13,7 @@ from shardwright.core.layout import PARTIAL, REPLICATE, Layout, is_split
 from shardwright.core.program import (
     BACKWARD_KINDS,
     SEGMENT_KINDS,
+    STATES,
     Kind,
     Message,
     Primitive,
@@ -24,7 +25,7 @@ from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.rules import iterate
 
 # What is there without an instruction, unless it is gathered for its use.
-THERE = frozenset({"input", "buffer", "master", "state"})
+THERE = frozenset({"input", "buffer", "master"}) | STATES
 Slot = tuple[int, int]  # a value and a microbatch, -1 for what is there once a step
 
 

@@ -13,13 +13,8 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Scope, Transform
 from shardwright.core.strategy import wire_dtype
 from shardwright.planner.lower.builder import ProgramBuilder, Step
-from shardwright.planner.lower.compress import (
-    compressed,
-    compressible,
-    residual_of,
-)
-
-Pair = tuple[int, int]
+from shardwright.planner.lower.compress import compressed, compressible
+from shardwright.planner.lower.lot import Pair, residual_of
 
 
 def other_dtype(builder: ProgramBuilder, gradient: int) -> str:

@@ -17,6 +17,7 @@ from shardwright.core.strategy import Mesh
 from shardwright.planner.cost import collective_seconds
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.model.facts import Shape
 from shardwright.planner.model.losses import Losses
 from shardwright.planner.space import reshard_steps
@@ -42,7 +43,7 @@ class MessageCosts:
         }
         self._groups[()] = [((mesh.devices[0],), 1)]
         self.losses = Losses(cluster, table, self._groups)
-        self._messages: dict[tuple[str, tuple[int, ...], int], float] = {}
+        self._messages: dict[tuple[object, ...], float] = {}
         self._reshards: dict[tuple[Shape, str, Layout, Layout], float] = {}
         self.parameters: dict[object, NDArray[np.float64]] = {}
 
@@ -85,6 +86,21 @@ class MessageCosts:
     def packed(self, axes: tuple[int, ...], num_bytes: int) -> float:
         """Price a compressed gradient's share of a message that gathers many over some axes."""
         return self.message("all_gather", axes, num_bytes * MANY) / MANY
+
+    def summed(self, axes: tuple[int, ...], num_bytes: int) -> float:
+        """Price such a share of a message that sums factors of many."""
+        return self.message("all_reduce", axes, num_bytes * MANY) / MANY
+
+    def paired(
+        self, axes: tuple[int, ...], pairs: tuple[tuple[int, int], ...], num_bytes: int
+    ) -> float:
+        """Price such a share of a message from places along some axes to others."""
+        key = ("send_receive", axes, pairs, num_bytes)
+        if key not in self._messages:
+            ends = (self.cluster, self.table)
+            many = paired_seconds(self.mesh, axes, pairs, num_bytes * MANY, ends).seconds
+            self._messages[key] = (many + self._starting) / MANY
+        return self._messages[key]
 
     def held(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
         """Return the computing thread's own seconds of a change of layout."""

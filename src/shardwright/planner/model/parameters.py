@@ -10,21 +10,26 @@ and not for what the last block reads, which is kept at level 3 as well, its bac
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.compression import (
+    MERGED,
     allowed_ways,
+    factor_shapes,
+    is_compressed,
     is_worth_packing,
+    kept_elements,
+    merge_rounds,
     packed_bytes,
     wide_dtype,
 )
-from shardwright.core.graph import DTYPE_BYTES, TensorSpec
-from shardwright.core.layout import PARTIAL, Layout, local_bytes
-from shardwright.core.strategy import Compressor, ParameterConfig, wire_dtype
+from shardwright.core.graph import DTYPE_BYTES, TensorSpec, tensor_bytes
+from shardwright.core.layout import PARTIAL, Layout, local_bytes, local_shape
+from shardwright.core.strategy import GradientSync, ParameterConfig, wire_dtype
 from shardwright.planner.model.terms import (
     EACH,
     GATHER,
@@ -41,6 +46,7 @@ from shardwright.planner.space.rest import shard_further
 
 if TYPE_CHECKING:
     from shardwright.planner.model.decisions import Decisions, Variables
+    from shardwright.planner.model.prices import Prices
 
 LEVELS = 5
 KEEPS = 4
@@ -298,31 +304,63 @@ def _packed(
     summed = _summed(decisions, spec, pair, kept, total) if sync.compressor != "none" else None
     if summed is None:
         return None
-    prices, elements, dtype = decisions.context.prices, summed.elements, summed.dtype
-    add = prices.pack_seconds(f"{sync.compressor} sum", elements, dtype)
+    if not is_compressed(sync, summed.dtype, summed.shape):
+        return None
     return _Packed(
-        message_seconds=summed.message_seconds(decisions, sync.compressor, sync.density),
-        seconds=prices.pack_seconds(sync.compressor, elements, dtype) + summed.ranks * add,
-        owed_bytes=elements * DTYPE_BYTES[dtype],
+        message_seconds=summed.message_seconds(decisions, sync),
+        seconds=summed.work_seconds(decisions.context.prices, sync),
+        owed_bytes=summed.kept_elements(sync) * DTYPE_BYTES[summed.dtype],
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Summed:
     """A gradient that may be compressed: the axes over which it is summed, of so many ranks, each one's
-    elements, and the dtype in which they are packed."""
+    shape, and the dtype in which it is packed."""
 
     axes: tuple[int, ...]
     ranks: int
-    elements: int
+    shape: tuple[int, ...]
     dtype: str
 
-    def message_seconds(
-        self, decisions: Decisions, compressor: Compressor, density: float
-    ) -> float:
-        """Return its share of a message that gathers packs."""
-        size = packed_bytes(compressor, density, self.elements, self.dtype)
-        return decisions.wires.packed(self.axes, self.ranks * size)
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def message_seconds(self, decisions: Decisions, sync: GradientSync) -> float:
+        """Return its share of the messages that bring what is packed to all."""
+        wires, axes = decisions.wires, self.axes
+        if sync.compressor == "powersgd":
+            forms = factor_shapes(self.shape, sync.feedback.rank)
+            return sum(wires.summed(axes, tensor_bytes(form, self.dtype)) for form in forms)
+        size = packed_bytes(sync.compressor, sync.density, self.elements, self.dtype)
+        if sync.compressor in MERGED:
+            rounds = merge_rounds(sync.compressor, self.ranks)
+            return sum(wires.paired(axes, one.pairs, size) for one in rounds)
+        return wires.packed(axes, self.ranks * size)
+
+    def work_seconds(self, prices: Prices, sync: GradientSync) -> float:
+        """Return its computation; of what comes before packing as little as may be."""
+        elements, compressor = self.elements, sync.compressor
+
+        def seconds(name: str, count: int = elements) -> float:
+            return prices.pack_seconds(name, count, self.dtype)
+
+        if compressor == "powersgd":
+            ranked = seconds("rank", elements * factor_shapes(self.shape, sync.feedback.rank)[0][1])
+            return sum(map(seconds, ("left factor", "right factor", "factor sum"))) + 3 * ranked
+        if compressor in MERGED:
+            merging = [one for one in merge_rounds(compressor, self.ranks) if not one.replaces]
+            merge = seconds("merge", kept_elements(sync.density, elements))
+            return seconds("top-k") + len(merging) * merge + seconds("top-k sum")
+        return seconds(compressor) + self.ranks * seconds(f"{compressor} sum")
+
+    def kept_elements(self, sync: GradientSync) -> int:
+        """Return the elements that stay from step to step."""
+        copies = (sync.feedback.residual != "none") + bool(sync.feedback.momentum)
+        is_factored = sync.compressor == "powersgd"
+        right = factor_shapes(self.shape, sync.feedback.rank)[1] if is_factored else (0,)
+        return copies * self.elements + math.prod(right)
 
 
 def _summed(
@@ -335,11 +373,11 @@ def _summed(
         return None
     sizes = decisions.mesh.sizes
     steps = reshard_steps(spec.shape, spec.dtype, pair.gradient, kept.optimizer, sizes)
-    elements = local_bytes(spec.shape, "uint8", pair.value, sizes)
-    if not is_sum(steps) or not is_worth_packing(total, elements):
+    shape = local_shape(spec.shape, pair.value, sizes)
+    if not is_sum(steps) or not is_worth_packing(total, math.prod(shape)):
         return None
     ranks = math.prod(sizes[axis] for axis in steps[0].axes)
-    return _Summed(steps[0].axes, ranks, elements, wide_dtype(total))
+    return _Summed(steps[0].axes, ranks, shape, wide_dtype(total))
 
 
 def _least_sum(
@@ -352,8 +390,12 @@ def _least_sum(
     summed = _summed(decisions, spec, pair, kept, total) if least_sent < 1 else None
     if summed is None:
         return math.inf
-    ways = allowed_ways(least_sent, summed.dtype)
-    return min([summed.message_seconds(decisions, *way) for way in ways], default=math.inf)
+    sync = decisions.context.training.sync
+    ways = [
+        replace(sync, compressor=how, density=density)
+        for how, density in allowed_ways(least_sent, summed.dtype)
+    ]
+    return min([summed.message_seconds(decisions, way) for way in ways], default=math.inf)
 
 
 def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: int) -> list[Term]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shardwright.core.strategy import (
     Accumulation,
     Compressor,
+    Feedback,
     GradientSync,
     Precision,
     Recomputation,
@@ -33,6 +34,7 @@ class Training:
     error_feedback: bool = False
     compressor: Compressor = "none"
     density: float = 1.0
+    feedback: Feedback = field(default=Feedback())
     least_sent: float = 1.0
     batch_norm: Literal["local", "synchronised"] = "local"
     recompute: Recomputation | Literal["auto"] = "auto"
@@ -45,6 +47,7 @@ class Training:
             error_feedback=self.error_feedback,
             compressor=self.compressor,
             density=self.density,
+            feedback=self.feedback,
         )
 
     def applied(self, strategy: Strategy) -> Strategy:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import filterfalse
 
+from shardwright.core.compression import SPARSE
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import GradientSync, Mesh, Strategy
@@ -183,14 +184,14 @@ def with_wire(label: str, context: Context, placed: Iterable[Placed]) -> str:
 def packing_words(sync: GradientSync) -> str:
     """Say in what gradients are summed that are compressed."""
     words = list[str](sync.compressors)
-    shares = [sync.density, *[share for _, how, share in sync.apart if how == "top-k"]]
-    shares = shares[1:] if sync.compressor != "top-k" else shares
+    shares = [sync.density, *[share for _, how, share in sync.apart if how in SPARSE]]
+    shares = shares[1:] if sync.compressor not in SPARSE else shares
     ends = (
         " to ".join(f"{one:g}" for one in dict.fromkeys((min(shares), max(shares))))
         if shares
         else ""
     )
-    words = [f"{one} of {ends}" if one == "top-k" else one for one in words]
+    words = [f"{one} of {ends}" if one in SPARSE else one for one in words]
     rest = ", others whole" if sync.compressor == "none" else ""
     return f"summed gradients in {' and '.join(words)}{rest}"
 

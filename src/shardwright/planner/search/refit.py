@@ -87,7 +87,7 @@ def _names(programs: list[Program]) -> tuple[str, ...]:
         moved = np.isin(program.kind, (Kind.MESSAGE, Kind.SEND))
         items: list[int] = np.unique(program.item[moved]).tolist()
         sent.update(program.messages[item].primitive for item in items)
-    return ("compute", *sorted(sent - {"slice", "copy", "halo", "halo_sum"}))
+    return ("compute", *sorted(sent - {"slice", "copy", "halo", "halo_sum", "send_receive"}))
 
 
 def _seconds(context: Context, program: Program, table: CostTable) -> float:

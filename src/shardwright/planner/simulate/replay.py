@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import BACKWARD_KINDS, Kind, Message, Program, Segment
+from shardwright.core.program import BACKWARD_KINDS, STATES, Kind, Message, Program, Segment
 from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.planner.cost.backward import GradientStep, gradient_steps
 from shardwright.planner.cost.memory import SegmentMemory, Storages
@@ -316,7 +316,8 @@ def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
     """Return the sizes of parameters and masters, and of the optimizer's states."""
     mine = [value for value in program.values if value.mesh == mesh]
     masters = [value for value in mine if value.role == "master"]
-    rest = [value for value in mine if value.role in ("parameter", "state") and value.resident]
+    rest = [value for value in mine if value.role in {"parameter", *STATES}]
+    rest = [value for value in rest if value.resident]
     apart = {value.tensor for value in masters}
     trained = masters + [v for v in rest if v.role == "parameter" and v.tensor not in apart]
     sizes = [value.bytes for value in trained]

@@ -1,0 +1,53 @@
+"""gTop-k: of the sum of all devices' selections the largest, merged in rounds (Shi et al., ICDCS 2019).
+
+In each round devices send to others what they hold, and merge it with what comes. In the end all hold the
+same, and so write the same sum.
+"""
+
+from __future__ import annotations
+
+from shardwright.core.compression import merge_rounds
+from shardwright.core.program import Message
+from shardwright.planner.lower.builder import Step
+from shardwright.planner.lower.lot import Lot
+
+
+def merged(lot: Lot, mine: tuple[int, ...]) -> list[Step]:
+    """Return the steps that merge what devices packed, and write the sums."""
+    held, steps, feedback = mine, list[Step](), lot.sync.feedback
+    owed = lot.residuals if feedback.residual == "conserving" else ()
+    compressor = lot.sync.compressor
+    for turn, one in enumerate(merge_rounds(compressor, lot.ranks)):
+        came, merging = lot.packs(), lot.packs()
+        message = Message(
+            primitive="send_receive",
+            mesh=lot.mesh,
+            axes=lot.axes,
+            sources=held,
+            results=came,
+            dims=((-1, -1),) * len(held),
+            bytes=sum(lot.pack_bytes),
+            purpose="synchronise",
+            pairs=one.pairs,
+        )
+        steps.append(lot.message(message))
+        said = {
+            "axes": lot.axes,
+            "compressor": compressor,
+            "dtype": lot.wide,
+            "ranks": lot.ranks,
+            "turn": turn,
+        }
+        owing = () if one.replaces else owed
+        merge = lot.transform("merge", (*held, *came), merging, owing, said=said)
+        steps.append(merge)
+        held = merging
+    if feedback.residual == "paper":
+        back = lot.transform(
+            "take back", (*mine, *held), (), lot.residuals, said={"dtype": lot.wide}
+        )
+        steps.append(back)
+    steps.append(
+        lot.transform("top-k sum", held, lot.results, said={"dtype": lot.wide, "ranks": 1})
+    )
+    return steps
