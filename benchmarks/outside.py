@@ -49,6 +49,8 @@ FILES = (
     "idioms",
     "modern",
     "recipes",
+    "published",
+    "papers",
 )
 
 

@@ -146,7 +146,7 @@ class _Builder:
             given, operands = operands, [Slot(place) for place in range(len(operands))]
         else:
             for position in silent:
-                operands[position] = self.graph.call_function(torch.mul, (operands[position], 0))
+                operands[position] = self.graph.call_function(_silent, (operands[position],))
         args, kwargs = _fill(args, operands), {k: _fill(v, operands) for k, v in kwargs.items()}
         if not self.mode.training:
             args, kwargs = with_settings(recorded.target, args, kwargs, INFERENCE)
@@ -268,8 +268,13 @@ def _run(
     operands: Sequence[Any],
 ) -> Any:
     """Run a call on tensors; those at the positions ``silent`` count elsewhere."""
-    given = [one * 0 if place in silent else one for place, one in enumerate(operands)]
+    given = [_silent(one) if place in silent else one for place, one in enumerate(operands)]
     return target(*_fill(args, given), **{key: _fill(one, given) for key, one in kwargs.items()})
+
+
+def _silent(tensor: Tensor) -> Tensor:
+    """Return zeros, also of what is infinite (a mask that is added), through which no gradient comes."""
+    return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0)
 
 
 def _item(results: Any, position: int) -> Any:

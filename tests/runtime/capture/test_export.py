@@ -197,8 +197,8 @@ class Whole(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        return y.pow(2).mean() if y.sum() > 0 else y.abs().mean()
+        x = -x if x.sum() > 0 else x
+        return self.linear(x).pow(2).mean()
 
 
 def test_a_model_that_cannot_be_exported_at_all_becomes_one_operator() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -269,3 +270,91 @@ def shuffled() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def test_what_was_cut_for_microbatches_may_be_read_whole_afterwards() -> None:
     assert_equivalent(2, shuffled, named(Seed(data=2, num_microbatches=2)))
+
+
+class Infinite(nn.Module):
+    """A mask of minus infinity that is added by the product that makes the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.full((5, 5), -torch.inf, dtype=x.dtype).triu(1)
+        query = self.query(x)
+        scores = torch.baddbmm(mask, query, query.transpose(1, 2))
+        return torch.bmm(scores.softmax(-1), self.value(x)).pow(2).mean()
+
+
+def infinite() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Infinite().double(), {"x": torch.randn(4, 5, 6, dtype=torch.float64)}
+
+
+def test_an_infinite_mask_is_added_once_where_the_product_is_split_over_what_it_sums() -> None:
+    module, batch = infinite()
+    captured = capture(module, batch)
+    strategy = seed_strategy(captured.graph, Seed(tensor=2))
+    kinds = [operator.kind for operator in captured.graph.operators]
+    configs = list(strategy.configs)
+    place = kinds.index("aten.baddbmm.default")
+    configs[place] = replace(configs[place], dims=("", "k"))
+    strategy = replace(strategy, configs=tuple(configs))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    assert_close(runs[0], train_plain(infinite, sgd), "infinite")
+
+
+class Degrees(nn.Module):
+    """Messages along edges, divided by degrees; loads of choices beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        h, (source, target) = self.net(x), edges
+        degree = torch.bincount(target, minlength=len(x)).clamp(min=1)
+        sums = torch.zeros_like(h).index_add(0, target, h[source])
+        loads = h.argmax(-1).bincount(h.abs().sum(-1).detach(), 4)
+        return (sums / degree[:, None]).pow(2).mean() + (h.softmax(-1).mean(0) * loads).sum()
+
+
+def degrees() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 7], [1, 1, 3, 0, 5, 2, 7, 6, 0]])
+    return Degrees().double(), {"x": torch.randn(8, 6, dtype=torch.float64), "edges": edges}
+
+
+def test_counts_in_as_many_bins_as_are_said_leave_the_model_whole() -> None:
+    module, batch = degrees()
+    captured = capture(module, batch)
+    assert not any(one.kind.startswith("opaque.") for one in captured.graph.operators)
+    strategy = seed_strategy(captured.graph, Seed(data=2))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    assert_close(runs[0], train_plain(degrees, sgd), "degrees")
+
+
+class Chunks(nn.Module):
+    """Overlapping chunks by strides, of what is one part of a wider product, and all samples in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.out = nn.Linear(6, 8), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = self.net(x).chunk(2, -1)
+        one, two = one.contiguous(), two.contiguous()
+        chunks = one.as_strided((len(x), 3, 4, 4), (one.stride(0), 8, 4, 1))
+        crossed = two.as_strided((len(x) * 5,), (4,), 2)
+        return self.out(chunks).tanh().mean() + crossed.sin().mean()
+
+
+def chunks() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Chunks().double(), {"x": torch.randn(4, 8, 6, dtype=torch.float64)}
+
+
+def test_what_is_read_by_strides_is_what_lay_there_before_it_was_split() -> None:
+    assert_equivalent(
+        2, chunks, named(Seed(data=2), Seed(tensor=2)), partial(torch.optim.SGD, lr=1.0)
+    )

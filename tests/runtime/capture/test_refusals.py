@@ -56,7 +56,7 @@ def test_a_model_built_without_values_is_run_with_those_it_is_built_with(folder:
     module = source.build()
     assert module.get_buffer("width").is_meta
     graph = capture(module, source.example(8)).graph
-    assert [operator.kind for operator in graph.operators] == ["opaque.Pooled"]
+    assert [one.kind for one in graph.operators] == ["aten.linear.default", "opaque.Pooled"]
 
 
 def test_a_nested_batch_is_refused_by_the_names_of_what_is_nested(folder: Path) -> None:

@@ -27,6 +27,16 @@ def is_pick(func: Any, args: Sequence[Any]) -> bool:
     return func in _PICKS
 
 
+def written_by(func: Any, args: Any, named: Any) -> list[Tensor]:
+    """Return the tensors that an operator writes."""
+    found: list[Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else named.get(argument.name)
+            found += tensors_of(value)
+    return found
+
+
 class Flops(TorchDispatchMode):
     """Counts the flops of products as they run, and says where elements are picked by values and
     which dtypes results have."""

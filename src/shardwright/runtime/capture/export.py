@@ -32,7 +32,6 @@ from shardwright.runtime.capture.copying import owner_of
 from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
-from shardwright.runtime.capture.hooks import call_whole, opaque_modules
 from shardwright.runtime.capture.keeping import changes_in, python_numbers
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.prepare import (
@@ -51,6 +50,7 @@ from shardwright.runtime.capture.prepare import (
     with_line,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
+from shardwright.runtime.capture.replacing import call_whole, opaque_modules
 from shardwright.runtime.capture.rows import keep_dims
 from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
@@ -83,8 +83,7 @@ def capture(
     training statistics are taken. ``outputs`` are tensors of what forward returns (dict keys,
     attributes, positions in a tuple) to be reported besides the loss. Raises CaptureError; the module itself is not changed.
     """
-    named = named_batch(module, batch)
-    dtype = floating(precision)
+    named, dtype = named_batch(module, batch), floating(precision)
     check_modules(module)
     check_hooks(module)
     mode = FakeTensorMode(allow_non_fake_inputs=True)

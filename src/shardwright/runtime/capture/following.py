@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.runtime.capture.counting import tensors_of
+from shardwright.runtime.capture.counting import tensors_of, written_by
 from shardwright.runtime.capture.owners import (
     FREE,
     MIXED,
@@ -54,7 +54,7 @@ class Following(TorchDispatchMode):
         """Return what an operator writes, and refuse random numbers."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRows(f"{func} draws random numbers")
-        written = _written(func, args, named)
+        written = written_by(func, args, named)
         if any(one.untyped_storage()._cdata in self.fixed for one in written):
             raise NotRows(f"{func} writes what it was given")
         return written
@@ -86,16 +86,6 @@ class Seen(TorchFunctionMode):
 # -- rules ----------------------------------------------------------------------------------------
 
 
-def _written(func: Any, args: Any, named: Any) -> list[Tensor]:
-    """Return the tensors that an operator writes."""
-    found: list[Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else named.get(argument.name)
-            found += tensors_of(value)
-    return found
-
-
 def _aligned(owners: Owners, tensors: Sequence[Tensor], rank: int) -> frozenset[int]:
     """Return the ragged dims of what tensors give that are broadcast to each other."""
     return frozenset(
@@ -110,7 +100,7 @@ def _pointwise(owners: Owners, func: Any, args: Any, named: Any, result: Any) ->
     owner = joined(*map(owners.of, given)) if given else torch.tensor(FREE)
     for one in tensors_of(result):
         ragged = _aligned(owners, given, one.dim())
-        if any(one is tensor for tensor in _written(func, args, named)):
+        if any(one is tensor for tensor in written_by(func, args, named)):
             if ragged - owners.ragged(one):
                 raise NotRows("it writes picked rows to places by number")
             owners.of(one).copy_(owner.expand(one.shape))
@@ -120,7 +110,7 @@ def _pointwise(owners: Owners, func: Any, args: Any, named: Any, result: Any) ->
 
 def _made(owners: Owners, func: Any, args: Any, named: Any, result: Any) -> None:
     """What is made in a tensor's likeness has its shape only."""
-    if _written(func, args, named):
+    if written_by(func, args, named):
         owners.of(result).fill_(FREE)
     else:
         owners.keep(result, torch.tensor(FREE), _aligned(owners, [args[0]], result.dim()))

@@ -39,22 +39,28 @@ from shardwright.runtime.capture.remade import remade
 from shardwright.runtime.capture.rowwise import Given, given_call
 from shardwright.runtime.capture.source import maker_of
 from shardwright.runtime.capture.switching import check_left, switched
+from shardwright.runtime.capture.writes import check_parameters, put_back, tensors_in
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 500_000_000
+
+
+Real = Callable[[], tuple[nn.Module, Mapping[str, Any]]]
 
 
 @dataclass
 class Site:
     """What was seen of one module: arguments, results and flops of each call, and which of the tensors
     of the first call asked for gradients although nothing trained lay behind them. ``call`` is the
-    first call with its values, where the module picks elements by their values."""
+    first call with its values, where the module picks elements by their values. ``by_row``: which of its
+    tensors were found to have rows that are computed each by itself, None before that was asked."""
 
     arguments: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)
     asking: frozenset[int] = frozenset()
     call: Given | None = None
+    by_row: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> int:
@@ -70,7 +76,8 @@ class Observation:
     ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
     all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
     ``made``: the dtypes of what each module makes itself. ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
-    ``switches``: forward switches ``requires_grad`` of parameters off and on.
+    ``switches``: forward switches ``requires_grad`` of parameters off and on. ``real`` makes a model and
+    its batch to be run again, where it was run with values.
     """
 
     sites: dict[str, Site]
@@ -81,6 +88,7 @@ class Observation:
     made: dict[str, set[torch.dtype]]
     is_sure: bool = True
     switches: bool = False
+    real: Real | None = None
 
     def made_in(self, path: str) -> frozenset[torch.dtype]:
         """Return the dtypes of what a module makes, and those inside it."""
@@ -96,26 +104,32 @@ def observe(
 
     Raises Unsupported where the model is too large for that, CaptureError where it does not run.
     """
-    twin = in_precision(real_copy(module), dtype).train()
-    return watch_runs(twin, {name: _real(value, dtype) for name, value in batch.items()})
+
+    def real() -> tuple[nn.Module, dict[str, Any]]:
+        twin = in_precision(real_copy(module), dtype).train()
+        return twin, {name: _real(value, dtype) for name, value in batch.items()}
+
+    seen = watch_runs(*real())
+    seen.real = real
+    return seen
 
 
 def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     """Run a module that is ours on a batch, again where the first run changed its attributes."""
     before = fingerprint(twin)
-    values = {name: tensor.detach().clone() for name, tensor in _tensors(twin)}
+    values = {name: tensor.detach().clone() for name, tensor in tensors_in(twin)}
     watch, is_sure = _Watch(twin), True
     first = watch.run(batch)
     changed = changes(before, fingerprint(twin))
     if not changed:
-        _check_parameters(twin, values)
+        check_parameters(twin, values, batch)
     reasons = list(watch.reasons)
     if changed:
-        _put_back(twin, values)
+        put_back(twin, values)
         again = _Watch(twin, changed)
         warm = fingerprint(twin)
         second = again.run(batch)
-        _check_parameters(twin, values)  # the first call may have filled them
+        check_parameters(twin, values, batch)  # the first call may have filled them
         moving = changes(warm, fingerprint(twin))
         same = _same(first, second)
         if same is None:  # without values, unless both calls did the same things
@@ -124,7 +138,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
             changed = [one for one in changed if one in set(moving)]
 
             def repeats() -> bool:
-                _put_back(twin, values)
+                put_back(twin, values)
                 return bool(_same(first, _Watch(twin).run(batch)))
 
             made_anew = remade(twin, changed, repeats)
@@ -147,30 +161,6 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         is_sure=is_sure,
         switches=watch.switches,
     )
-
-
-def _put_back(twin: nn.Module, values: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in _tensors(twin):
-            if name in values and values[name].shape == tensor.shape:
-                tensor.copy_(values[name])
-
-
-def _check_parameters(twin: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Complain of parameters that a run has changed."""
-    for name, parameter in twin.named_parameters():
-        is_known = name in values and not isinstance(parameter, FakeTensor)
-        if is_known and not _same_values(values[name], parameter.detach()):
-            raise CaptureError(
-                "forward must not write parameters, which shards and optimizers hold, but it writes "
-                f"{name!r}; write it after executor.step, or keep it in a buffer (register_buffer) "
-                "where nothing trains it"
-            )
-
-
-def _same_values(before: Tensor, after: Tensor) -> bool:
-    same = before.shape == after.shape and torch.equal(before.isnan(), after.isnan())
-    return same and torch.equal(before.nan_to_num(), after.nan_to_num())
 
 
 def called(path: str, sites: Mapping[str, Site]) -> str:
@@ -201,10 +191,6 @@ def real_copy(module: nn.Module) -> nn.Module:
         for tensor in (*twin.parameters(), *twin.buffers()):
             tensor.normal_(0, 0.02) if tensor.is_floating_point() else tensor.zero_()
     return twin
-
-
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _real(value: Any, dtype: torch.dtype | None) -> Any:

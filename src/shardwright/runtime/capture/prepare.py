@@ -23,6 +23,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.bins import traceable_bins
 from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.keeping import untouched_numbers
@@ -242,12 +243,13 @@ def _cast(old: torch.dtype, wanted: torch.dtype) -> torch.dtype:
     return wanted if old.is_floating_point else old
 
 
-def real_twin(module: nn.Module) -> nn.Module:
+def real_twin(module: nn.Module, *, shares_parameters: bool = False) -> nn.Module:
     """Copy a module with its values. What it has computed of its parameters and keeps in an attribute
     (``torch.nn.utils.weight_norm``), which PyTorch does not copy, every forward makes again."""
+    shared = {id(one): one for one in module.parameters()} if shares_parameters else {}
     made = [value for child in module.modules() for value in vars(child).values()]
     results = [one for one in made if isinstance(one, Tensor) and not one.is_leaf]
-    return copy_module(module, {id(one): one.detach().clone() for one in results})
+    return copy_module(module, {id(one): one.detach().clone() for one in results} | shared)
 
 
 # -- conditions under which export sees what an eager run would do -------------------------------------
@@ -256,7 +258,10 @@ def real_twin(module: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
-    with quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), untouched_numbers():
+    with (
+        quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), traceable_bins(),
+        untouched_numbers(),
+    ):  # fmt: skip
         before = Distribution._validate_args
         Distribution.set_default_validate_args(
             False

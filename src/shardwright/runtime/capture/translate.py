@@ -41,6 +41,7 @@ from shardwright.runtime.capture.spellings import (
     UNCHECKED,
     only_checked,
 )
+from shardwright.runtime.capture.strides import picked
 from shardwright.runtime.capture.transforms import written_out
 from shardwright.runtime.capture.variables import Variable, Variables
 
@@ -65,7 +66,7 @@ class Translator:
 
     def walk(self, module: fx.GraphModule, entries: list[Any]) -> Any:
         """Translate one graph given its placeholders' variables; returns what its output names."""
-        module = written_out(module)
+        module = picked(written_out(module))
         environment: dict[fx.Node, Any] = {}
         remaining = iter(entries)
         grad = torch.is_grad_enabled()

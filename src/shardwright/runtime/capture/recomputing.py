@@ -1,0 +1,57 @@
+"""How ``torch.utils.checkpoint`` computes again inside an opaque operator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils import checkpoint
+
+
+@contextlib.contextmanager
+def checkpoints(again: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Let ``torch.utils.checkpoint`` recompute inside ``again``, where the module has the tensors of
+    this call: in backward it has its own, which may be of another step.
+
+    Its reentrant form, which cannot be differentiated by inputs, becomes the other one.
+    """
+    plain, generator = checkpoint.checkpoint, checkpoint._checkpoint_without_reentrant_generator
+
+    def recomputed(function: Callable[..., Any], *rest: Any, **named: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with again():
+                return function(*args, **kwargs)
+
+        return generator(run, *rest, **named)
+
+    def reentrant(run: Callable[..., Any], preserves: bool, *args: Any) -> Any:
+        return plain(run, *args, use_reentrant=False, preserve_rng_state=preserves)
+
+    checkpoint._checkpoint_without_reentrant_generator = recomputed  # type: ignore[assignment]
+    checkpoint.CheckpointFunction.apply = reentrant  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = generator
+        del checkpoint.CheckpointFunction.apply
+
+
+@contextlib.contextmanager
+def no_checkpoints() -> Iterator[None]:
+    """Let ``torch.utils.checkpoint`` keep everything."""
+    generator = checkpoint._checkpoint_without_reentrant_generator
+
+    def plainly(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    def run(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+        return function(*args)
+
+    checkpoint._checkpoint_without_reentrant_generator = plainly  # type: ignore[assignment]
+    checkpoint.CheckpointFunction.apply = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = generator
+        del checkpoint.CheckpointFunction.apply

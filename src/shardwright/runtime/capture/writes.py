@@ -1,0 +1,80 @@
+"""What a run has written into a model: parameters, which it must not, are found with the line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.errors import CaptureError
+from shardwright.runtime.capture.counting import written_by
+from shardwright.runtime.capture.keeping import untouched_numbers
+
+
+def tensors_in(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return parameters and buffers by name."""
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def put_back(twin: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Write values back into parameters and buffers that still have their shapes."""
+    with torch.no_grad():
+        for name, tensor in tensors_in(twin):
+            if name in values and values[name].shape == tensor.shape:
+                tensor.copy_(values[name])
+
+
+def check_parameters(
+    twin: nn.Module, values: Mapping[str, Tensor], batch: Mapping[str, Any]
+) -> None:
+    """Complain, where a model writes it, of a parameter that a run on the batch has changed."""
+    for name, parameter in twin.named_parameters():
+        is_known = name in values and not isinstance(parameter, FakeTensor)
+        if is_known and not _same_values(values[name], parameter.detach()):
+            error = CaptureError(
+                "forward must not write parameters, which shards and optimizers hold, but it writes "
+                f"{name!r}; write it after executor.step, or keep it in a buffer (register_buffer) "
+                "where nothing trains it"
+            )
+            put_back(twin, values)
+            modes = _Assigned(parameter, error), _Written(parameter, error)
+            with torch.random.fork_rng(), untouched_numbers(), modes[0], modes[1]:
+                twin(**batch)
+            raise error
+
+
+def _same_values(before: Tensor, after: Tensor) -> bool:
+    same = before.shape == after.shape and torch.equal(before.isnan(), after.isnan())
+    return same and torch.equal(before.nan_to_num(), after.nan_to_num())
+
+
+class _Written(TorchDispatchMode):
+    """Raises an error where an operator writes the memory of a parameter."""
+
+    def __init__(self, parameter: Tensor, error: CaptureError) -> None:
+        super().__init__()
+        self.storage, self.error = parameter.untyped_storage()._cdata, error
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = written_by(func, args, kwargs or {})
+        if any(one.untyped_storage()._cdata == self.storage for one in written):
+            raise self.error
+        return func(*args, **(kwargs or {}))
+
+
+class _Assigned(TorchFunctionMode):
+    """Raises an error where a parameter is given other memory."""
+
+    def __init__(self, parameter: Tensor, error: CaptureError) -> None:
+        super().__init__()
+        self.parameter, self.error = parameter, error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.data.__set__ and args[0] is self.parameter:  # type: ignore[attr-defined]
+            raise self.error
+        return func(*args, **(kwargs or {}))
