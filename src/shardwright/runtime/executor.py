@@ -1,8 +1,7 @@
 """The Executor: one rank's live objects, running a Program with tensors.
 
-It obeys the Program and decides nothing. Every rank is given the *global* batch and takes its own
-shard of every microbatch from it; microbatch k holds the k-th of equal consecutive pieces of the
-global batch, and devices split each piece further.
+It obeys the Program and decides nothing. Every rank is given the *global* batch and takes its own shard of
+every microbatch from it: the k-th of equal consecutive pieces, which devices split further.
 """
 
 from __future__ import annotations
@@ -135,8 +134,7 @@ class Executor(Keeping):
         self._evaluation: Compiled | None = None
 
     def _mine(self) -> list[int]:
-        """Return this rank's instructions, but for the input's: ``train``, or who calls ``step``, sees
-        to that."""
+        """Return this rank's instructions, but for the input's, which who calls ``step`` sees to."""
         fed = np.isin(self.program.kind, INPUT_KINDS)
         mine = np.isin(self.program.group, list(self.machine.sites)) & ~fed
         return [int(index) for index in np.flatnonzero(mine)]

@@ -1,9 +1,8 @@
 """Compile one rank's instructions into a flat list of closures.
 
-Everything that can be decided before training is decided here: which slot every operand lies in,
-where a message must be complete, after which instruction a value is dropped. A step then only walks
-the list. Values are dropped after their last use on this rank, as ``Program.frees`` says; what a
-recomputation writes again is dropped again.
+Everything that can be decided before training is decided here: which slot every operand lies in, where a
+message must be complete, after which instruction a value is dropped (``Program.frees``; what a recomputation
+writes again is dropped again). A step then only walks the list.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Seconds for every instruction of a Program.
 
-Each segment and each message is priced once and gathered by the instructions' items, so the work
-does not grow with microbatches. A transfer's time lies on its SEND, which occupies the link; the
-RECEIVE waits for it and costs only the message overhead.
+Each segment and each message is priced once, whatever the microbatches. A transfer's time lies on its SEND,
+which occupies the link; the RECEIVE waits for it and costs only the message overhead.
 """
 
 from __future__ import annotations
@@ -263,8 +262,7 @@ class InstructionCosts:
         return uses
 
     def _reads(self, segment: Segment) -> Reads:
-        """Return what a segment with a backward reads and others may too, inputs and outputs of its
-        own: gradients and bytes, and parameters, whose gradients other segments decide."""
+        """Return of a segment's own inputs and outputs: gradients, bytes, and parameters that others read too."""
         if not segment.has_backward:
             return segment, (), ()
         values = self.program.values
