@@ -31,7 +31,8 @@ def described(graph: OperatorGraph, arrangement: Arrangement, wanted: str) -> st
     for root in problem.roots:
         names = [dims[-1] for dims in problem.domains[root]]
         assignment[problem.config_of[root]] = names.index(wanted) if wanted in names else 0
-    return describe(problem, arrangement, (tuple(assignment),) * len(context.facts.ties.ranges))
+    assignments = (tuple(assignment),) * len(context.facts.ties.ranges)
+    return describe(problem, arrangement, assignments, arrangement.stages)
 
 
 @pytest.mark.parametrize(
