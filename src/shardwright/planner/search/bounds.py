@@ -45,14 +45,12 @@ def least_looped_rounds(stages: int, microbatches: int, chunks: int = 2) -> floa
     if stages == 1:
         return float(microbatches)
     share = 1.0 / microbatches
-    after = [
-        (1.0, 0.0)
-    ] * stages  # of the chunk behind, at device s: P, and what P at its first adds
+    # Of the chunk behind, at device s: P, and what P at its first adds.
+    after = [(1.0, 0.0)] * stages
     ends: list[tuple[float, float]] = []
     for _ in range(chunks):
-        rows = [
-            (0.0, 1.0, 0.0)
-        ]  # P: a constant, and the factors of its own first and of the next chunk's
+        # P: a constant, and the factors of its own first and of the next chunk's.
+        rows = [(0.0, 1.0, 0.0)]
         for constant, slope in after:
             at, own, behind = ((1 - share) * part for part in rows[-1])
             rows.append((at + share * constant, own, behind + share * slope))
@@ -110,15 +108,10 @@ class Bounds:
         whole, own = max(one.whole, before.whole), max(one.own, before.own)
         self._known[one.arrangement] = replace(one, whole=whole, own=own)
 
-    def lowest(self, chunks: int) -> Least | None:
-        """Return the bound that all others are above, where devices have so many chunks at most."""
-        return min(self, key=lambda one: one.seconds(chunks), default=None)
-
     def least(self, chunks: int = 2) -> float:
         """Return the least seconds where devices have so many chunks at most; infinity before anything is
         known."""
-        lowest = self.lowest(chunks)
-        return math.inf if lowest is None else lowest.seconds(chunks)
+        return min((one.seconds(chunks) for one in self), default=math.inf)
 
     def busy(self) -> float:
         """Return the least seconds in which any arrangement's devices do their own work; infinity before

@@ -67,9 +67,9 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Explored:
-    """What one arrangement gave: candidates, its bound within the memory limit (not tight where it would set no
-    new one), the seconds of its fastest point if memory did not matter, and
-    whether that point fits with room to spare.
+    """What one arrangement gave: candidates, its bound within the memory limit (not tight where it would set
+    no new one), the seconds of its fastest point if memory did not matter, and whether that point fits with
+    room to spare.
     """
 
     candidates: tuple[Candidate, ...]

@@ -129,11 +129,15 @@ class Solver:
     def _least(self, arrangement: Arrangement, slack: float) -> Least:
         """Return what the operators' seconds alone make of an arrangement, as far as that is asked for: to
         tell what is too slow, and sets no bound in chunks either."""
-        pool, nothing = self.pool, least_of(self.pool.context, arrangement, 0.0)
+        pool = self.pool
         if pool.fastest == math.inf:
-            return nothing
-        enough = max(slack * pool.fastest, pool.bounds.enough(nothing)[0])
+            return least_of(pool.context, arrangement, 0.0)
+        enough = max(slack * pool.fastest, self._enough(arrangement)[0])
         return least_of(pool.context, arrangement, least_even(pool.context, arrangement, enough))
+
+    def _enough(self, arrangement: Arrangement) -> tuple[float, float]:
+        """Return what sets no new bound: see ``Bounds.enough``."""
+        return self.pool.bounds.enough(least_of(self.pool.context, arrangement, 0.0))
 
     def _note(self, arrangement: Arrangement, least: Least) -> None:
         self._noted.add(arrangement)
@@ -164,8 +168,7 @@ class Solver:
         problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
         known = (pool.fastest, self._promised)
         try:
-            enough = pool.bounds.enough(least_of(pool.context, arrangement, 0.0))
-            found = solve(problem, arrangement, pool.room, known, enough)
+            found = solve(problem, arrangement, pool.room, known, self._enough(arrangement))
         except InputError as error:
             pool.refused.append(f"{arrangement}: {error}")
             self.is_beaten = True

@@ -59,8 +59,9 @@ def schedules(pool: Pool) -> Proposals:
 
 
 def _whole(pool: Pool, candidate: Candidate) -> Proposals:
+    chains = _chains(candidate)
     for order in ORDERS:
-        other = rescheduled(candidate, order)
+        other = _reordered(candidate, chains, order)
         if other is None:
             continue
         is_gain = other.seconds < candidate.seconds * (1 - pool.same)
@@ -93,10 +94,10 @@ def _fastest_open(pool: Pool) -> list[Candidate]:
 
 def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
     """Return a pipeline in so many chunks a device, twice two at least, as each doubling promises a gain."""
-    found, chunks = None, 4
-    best = rescheduled(candidate, "interleaved")
+    found, chunks, chains = None, 4, _chains(candidate)
+    best = _reordered(candidate, chains, "interleaved")
     while best is not None:
-        more = rescheduled(candidate, "interleaved", chunks)
+        more = _reordered(candidate, chains, "interleaved", chunks)
         if more is None or more.seconds >= best.seconds * (1 - same):
             break
         found, best, chunks = more, more, 2 * chunks
@@ -104,8 +105,9 @@ def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
 
 
 def _where_faster(pool: Pool, candidate: Candidate, orders: Iterable[NamedSchedule]) -> Proposals:
+    chains = _chains(candidate)
     for order in orders:
-        other = rescheduled(candidate, order)
+        other = _reordered(candidate, chains, order)
         if other is not None and other.seconds < pool.fastest * (1 - pool.apart):
             yield Proposal(other.least_seconds, partial(_if_faster, pool, other))
 
@@ -125,6 +127,29 @@ def _if_faster(pool: Pool, candidate: Candidate) -> Evaluation | None:
 
 
 def rescheduled(candidate: Candidate, schedule: ScheduleName, chunks: int = 2) -> Candidate | None:
+    """Return a pipeline in another order, as ``_reordered`` does."""
+    return _reordered(candidate, _chains(candidate), schedule, chunks)
+
+
+def _chains(candidate: Candidate) -> tuple[Chain, Chain]:
+    """Return a pipeline's blocks as cuts rank them, and with all hidden that can be."""
+    problem, arrangement = candidate.problem, candidate.arrangement
+    pieces = {one: problem.per_block(one) for one in set(candidate.assignments)}
+    columns = np.stack(
+        [pieces[one][:, block] for block, one in enumerate(candidate.assignments)], axis=1
+    )
+    transfer = transfers(problem, arrangement, candidate.assignments)
+    least = exposed_share(problem.context, len(problem.mesh.sizes))
+    problem.forget_terms()
+    return (
+        chain(columns, transfer, *exposed(columns, least)),
+        chain(columns, transfer * 0, least, least),
+    )
+
+
+def _reordered(
+    candidate: Candidate, chains: tuple[Chain, Chain], schedule: ScheduleName, chunks: int = 2
+) -> Candidate | None:
     """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.
 
     With a doubled warm-up (1F1B-SO) transfers hide behind the rounds: at best they cost nothing.
@@ -132,20 +157,11 @@ def rescheduled(candidate: Candidate, schedule: ScheduleName, chunks: int = 2) -
     and waits for the first microbatch and the last so many times less. Where backwards are split, transfers hide at
     best too. ``least_seconds`` is what one device has to do: T >= m t + once, whatever the order.
     """
-    problem, arrangement = candidate.problem, candidate.arrangement
+    arrangement, (ranked, hidden) = candidate.arrangement, chains
     other = replace(arrangement, schedule=schedule)
     if schedule == "gpipe":
         return replace(candidate, arrangement=other)
     p, m = arrangement.stages, arrangement.microbatches
-    pieces = {one: problem.per_block(one) for one in set(candidate.assignments)}
-    columns = np.stack(
-        [pieces[one][:, block] for block, one in enumerate(candidate.assignments)], axis=1
-    )
-    transfer = transfers(problem, arrangement, candidate.assignments)
-    least = exposed_share(problem.context, len(problem.mesh.sizes))
-    ranked = chain(columns, transfer, *exposed(columns, least))
-    hidden = chain(columns, transfer * 0, least, least)
-    problem.forget_terms()
     starts, entry = candidate.starts, SCHEDULES[schedule]
     if entry.chunks:
         cut = partition(ranked, chunks * p, m, "1f1b", math.inf)
@@ -153,13 +169,13 @@ def rescheduled(candidate: Candidate, schedule: ScheduleName, chunks: int = 2) -
             return None
         starts = cut.starts
     if entry.chunks or entry.splits:
-        waits = replace(ranked, transfer=transfer * 0) if entry.splits else ranked
+        waits = _without_transfers(ranked) if entry.splits else ranked
         each, once = _per_device(waits, starts, other)
         idle = entry.idle if entry.splits else 1 / chunks
         fill = (1 + (p - 1) * idle) * each.mean()
         seconds = float((m - 1) * each.max() + once.max() + fill)
     else:
-        seconds = measure(replace(ranked, transfer=transfer * 0), starts, m, "1f1b").step_seconds
+        seconds = measure(_without_transfers(ranked), starts, m, "1f1b").step_seconds
     busy, step = _per_device(hidden, starts, other)
     return replace(
         candidate,
@@ -168,6 +184,10 @@ def rescheduled(candidate: Candidate, schedule: ScheduleName, chunks: int = 2) -
         seconds=seconds,
         least_seconds=float(np.max(m * busy + step)),
     )
+
+
+def _without_transfers(blocks: Chain) -> Chain:
+    return replace(blocks, transfer=blocks.transfer * 0)
 
 
 def _per_device(

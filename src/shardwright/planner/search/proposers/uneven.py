@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,11 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 
 ORDERS: tuple[NamedSchedule, ...] = ("1f1b", "gpipe", "1f1b-so")
 
+PHASES = ("forward", "backward")
+
 Floats = NDArray[np.float64]
+# By kind and width, what the blocks before each take of a microbatch; None where samples do not divide so.
+Known = dict[tuple[int, int], Floats | None]
 
 
 class Cut(NamedTuple):
@@ -97,11 +102,13 @@ def best_cuts(context: Context, room: float) -> list[Cut]:
     kinds = {context.cluster.devices[device].kind for device in devices}
     if len(kinds) < 2 or blocks * len(devices) ** 2 > BUDGET:
         return []
-    found = dict[Cut, None]()
+    found, kept = dict[Cut, None](), _bytes_before(context)
     for pieces in microbatch_counts(context, 1, 2):
-        for order, limit in product((devices, devices[::-1]), (np.inf, room)):
-            table = _Table(context, order, pieces, limit)
-            found |= dict.fromkeys(table.cuts())
+        known: Known = {}
+        for order in (devices, devices[::-1]):
+            table = _Table(context, order, pieces, kept, known)
+            for limit in (np.inf, room):
+                found |= dict.fromkeys(table.cuts(limit))
     return sorted(found, key=lambda one: one.seconds)
 
 
@@ -123,32 +130,40 @@ def to_strategy(context: Context, cut: Cut) -> Strategy:
 class _Table:
     """The dynamic program for devices in one order and so many microbatches."""
 
-    def __init__(self, context: Context, order: tuple[int, ...], pieces: int, limit: float) -> None:
-        self.context, self.order, self.pieces, self.limit = context, order, pieces, limit
+    def __init__(
+        self,
+        context: Context,
+        order: tuple[int, ...],
+        pieces: int,
+        kept: tuple[Floats, Floats],
+        known: Known,
+    ) -> None:
+        self.context, self.order, self.pieces = context, order, pieces
         self.blocks, self.count = len(context.graph.blocks), len(order)
         kinds = [context.cluster.devices[device].kind for device in order]
-        # By width and kind, what the blocks before each take of a microbatch.
-        self._before: dict[tuple[int, int], Floats] = {}
+        self._before = known
         self._seconds = {
             (first, width): self._slowest(set(kinds[first : first + width]), width)
             for first in range(self.count)
             for width in range(1, self.count - first + 1)
         }
-        self._kept, self._flight = _bytes_before(context)
+        self._kept, self._flight = kept
 
-    def cuts(self) -> Iterator[Cut]:
-        """Yield the best cut into every number of stages, two and more, that there is."""
+    def cuts(self, limit: float) -> Iterator[Cut]:
+        """Yield the best cut into every number of stages, two and more, that fits a limit."""
         # best[b, d]: of the slowest of so many last stages, which begin at block b and device d.
         best = np.full((self.blocks + 1, self.count + 1), np.inf)
         best[self.blocks] = 0.0
         steps: list[NDArray[np.int64]] = []
         for behind in range(min(self.blocks, self.count)):
-            best, step = self._extended(best, behind)
+            best, step = self._extended(best, behind, limit)
             steps.append(step)
             if behind and np.isfinite(best[0, 0]):
                 yield self._followed(steps)
 
-    def _extended(self, best: Floats, behind: int) -> tuple[Floats, NDArray[np.int64]]:
+    def _extended(
+        self, best: Floats, behind: int, limit: float
+    ) -> tuple[Floats, NDArray[np.int64]]:
         """Put one more stage in front of ``behind`` others; return where it ends, as a flat index."""
         found = np.full_like(best, np.inf)
         step = np.zeros(best.shape, dtype=np.int64)
@@ -158,7 +173,7 @@ class _Table:
                 continue
             each = before[None, :] - before[:, None]  # by first block and end
             size = self._kept + held * self._flight / (self.pieces * width)
-            is_wrong = (each <= 0) | (size[None, :] - size[:, None] > self.limit)
+            is_wrong = (each <= 0) | (size[None, :] - size[:, None] > limit)
             slowest = np.where(is_wrong, np.inf, np.maximum(each, best[None, :, first + width]))
             end = slowest.argmin(axis=1)
             value = slowest[np.arange(len(end)), end]
@@ -189,18 +204,18 @@ class _Table:
     def _slowest(self, kinds: set[int], width: int) -> Floats | None:
         """Return what a stage of so many devices takes up to each block, all waiting for the slowest; None where samples
         do not divide so."""
-        found = list[Floats]()
-        for kind in kinds:
-            if (kind, width) not in self._before:
-                device = next(d for d in self.order if self.context.cluster.devices[d].kind == kind)
-                try:
-                    self._before[kind, width] = _seconds_before(
-                        self.context, device, width, self.pieces
-                    )
-                except ValueError:
-                    return None
-            found.append(self._before[kind, width])
-        return max(found, key=lambda one: one[-1])
+        found = [self._seconds_of(kind, width) for kind in kinds]
+        there = [one for one in found if one is not None]
+        return max(there, key=lambda one: one[-1]) if len(there) == len(found) else None
+
+    def _seconds_of(self, kind: int, width: int) -> Floats | None:
+        if (kind, width) not in self._before:
+            device = next(d for d in self.order if self.context.cluster.devices[d].kind == kind)
+            self._before[kind, width] = None
+            with suppress(ValueError):
+                before = _seconds_before(self.context, device, width, self.pieces)
+                self._before[kind, width] = before
+        return self._before[kind, width]
 
 
 def _seconds_before(context: Context, device: int, width: int, pieces: int) -> Floats:
@@ -240,6 +255,3 @@ def _before_blocks(context: Context, each: Sequence[float]) -> Floats:
     ends = [0, *[block.stop for block in context.graph.blocks]]
     sums = [0.0, *accumulate(each)]
     return np.cumsum([0.0, *[sums[b] - sums[a] for a, b in pairwise(ends)]])
-
-
-PHASES = ("forward", "backward")
