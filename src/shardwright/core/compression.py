@@ -37,8 +37,7 @@ PACKS: frozenset[TransformName] = frozenset({"top-k", "int8", "1-bit", "left fac
 
 def packed_by(transform: Transform) -> tuple[int, ...]:
     """Return the gradients that a transform compresses: as many states of each kind come behind them."""
-    states = int(str(dict(transform.constants).get("states", 1)))
-    return transform.reads[: len(transform.reads) // (1 + states)]
+    return transform.reads[: len(transform.reads) // (1 + transform.count("states", 1))]
 
 
 def kept_elements(density: float, elements: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shardwright.core.compression import MERGED, SPARSE
 from shardwright.core.graph import OperatorGraph
@@ -345,10 +344,7 @@ def _check_layouts(strategy: Strategy, graph: OperatorGraph) -> None:
     known: set[object] = set()
     for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
         spec, readers = graph.tensors[tensor], graph.consumers[tensor]
-        home, first = (
-            strategy.home(config, readers),
-            strategy.home(replace(config, mesh=-1), readers),
-        )
+        home, first = strategy.home(config, readers), strategy.first_use(readers)
         if home > first:
             raise InputError(
                 f"a parameter lies on a mesh before those that use it, so that it is sent before forward, but "

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -297,6 +298,19 @@ class Transform:
     purpose: Purpose
     constants: tuple[tuple[str, Constant], ...] = ()
 
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a constant that is a number. Raises KeyError where it is none of them and has no default."""
+        said = dict(self.constants)
+        return float(str(said[name] if default is None else said.get(name, default)))
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return a constant that is a whole number, likewise."""
+        return int(self.number(name, default))
+
+    def word(self, name: str) -> str:
+        """Return a constant that is a word, likewise."""
+        return str(dict(self.constants)[name])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
@@ -381,7 +395,7 @@ class Program:
         """How many instructions all groups have together."""
         return len(self.kind)
 
-    @property
+    @cached_property
     def under_way(self) -> int:
         """How many minibatches are under way: one, but of a pipeline that is never flushed. Minibatch i has what it
         has in the place i modulo that."""

@@ -291,8 +291,12 @@ class Strategy:
     def home(self, parameter: ParameterConfig, readers: Iterable[int]) -> int:
         """Return the mesh on which a parameter that some operators read lies and is updated, -1 where
         none reads it."""
-        first = min([self.configs[one].mesh for one in readers], default=-1)
+        first = self.first_use(readers)
         return first if parameter.mesh < 0 or first < 0 else parameter.mesh
+
+    def first_use(self, readers: Iterable[int]) -> int:
+        """Return the first mesh on which some operators run, -1 where there are none."""
+        return min([self.configs[one].mesh for one in readers], default=-1)
 
     def serves(self, parameter: ParameterConfig, readers: Iterable[int]) -> bool:
         """Whether a parameter lies on a mesh whose own operators do not read it."""

@@ -19,12 +19,12 @@ def left_factor(
     transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
     """Add gradients to residuals, and multiply that, seen as matrices, by the right factors of the step before."""
-    count, said = len(results) // 2, dict(transform.constants)
+    count, bound = len(results) // 2, transform.number("bound", 0)
     factors, owes = tensors[-count:], len(tensors) == 3 * count
     generator = torch.Generator().manual_seed(SEED)
     whole, left = list[Tensor](), list[Tensor]()
     for place, (gradient, factor) in enumerate(zip(tensors, factors, strict=False)):
-        wide = bounded(gradient, float(str(said.get("bound", 0))), wide_like(gradient, factor))
+        wide = bounded(gradient, bound, wide_like(gradient, factor))
         wide = wide + tensors[count + place] if owes else wide
         right = factor if bool(factor.any()) else _drawn(factor, generator)
         whole.append(wide)
@@ -57,8 +57,7 @@ def factor_sum(
     transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
     """Multiply factors, and keep what that leaves of gradients; where something is not finite, what was."""
-    said = dict(transform.constants)
-    count, ranks = int(str(said["gradients"])), int(str(said["ranks"]))
+    count, ranks = transform.count("gradients"), transform.count("ranks")
     whole, basis, rights = (tensors[at * count : (at + 1) * count] for at in range(3))
     kept, made = tensors[3 * count :], list[Tensor]()
     residuals, factors = (kept[:-count] or [None] * count), kept[-count:]

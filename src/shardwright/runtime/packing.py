@@ -39,9 +39,8 @@ def packed(
     pack: Pack, transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
     """Add gradients to their residuals, and pack what these are then; what that loses stays in them."""
-    said = dict(transform.constants)
-    states, momentum = int(str(said.get("states", 1))), float(str(said.get("momentum", 0)))
-    bound = float(str(said.get("bound", 0)))
+    states, momentum = transform.count("states", 1), transform.number("momentum", 0)
+    bound = transform.number("bound", 0)
     count = len(tensors) // (1 + states)
     kept = tensors[count:]
     nothing = [None] * count
@@ -101,11 +100,10 @@ def summed(
     add: Sum, transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
     """Add up what all ranks packed, in their order: all have equal bits."""
-    said = dict(transform.constants)
-    dtype, made = DTYPES[str(said["dtype"])], list[Tensor]()
+    dtype, made = DTYPES[transform.word("dtype")], list[Tensor]()
     for tensor, result in zip(tensors, results, strict=True):
         total = torch.zeros(math.prod(result.shape), dtype=dtype, device=tensor.device)
-        for message in tensor.view(int(str(said["ranks"])), -1):
+        for message in tensor.view(transform.count("ranks"), -1):
             total = add(total, message)
         made.append(total.view(result.shape))
     return made
@@ -115,16 +113,15 @@ def merge(
     transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
     """Merge what came in a round with what was held; one of those that merge the same owes the rest."""
-    said = dict(transform.constants)
-    rounds = merge_rounds(str(said["compressor"]), int(str(said["ranks"])))
-    turn, place = rounds[int(str(said["turn"]))], int(str(said["place"]))
+    rounds = merge_rounds(transform.word("compressor"), transform.count("ranks"))
+    turn, place = rounds[transform.count("turn")], transform.count("place")
     count, sender = len(tensors) - len(results), turn.sender_to(place)
     held, came, owed = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
     if sender < 0:
         return [*held, *owed]
     if turn.replaces:
         return [*came]
-    dtype, made = DTYPES[str(said["dtype"])], list[Tensor]()
+    dtype, made = DTYPES[transform.word("dtype")], list[Tensor]()
     for number, (mine, theirs) in enumerate(zip(held, came, strict=True)):
         first, second = (mine, theirs) if place < sender else (theirs, mine)
         one, other = _selection(first, dtype), _selection(second, dtype)
@@ -139,7 +136,7 @@ def take_back(
     transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
     """Owe what was sent and is not among what was kept of all: gTop-k's published rule."""
-    count, dtype = len(results), DTYPES[str(dict(transform.constants)["dtype"])]
+    count, dtype = len(results), DTYPES[transform.word("dtype")]
     residuals = tensors[2 * count :]
     for sent, final, residual in zip(tensors, tensors[count:], residuals):
         mine, all_ = _selection(sent, dtype), _selection(final, dtype)

@@ -264,7 +264,7 @@ def _written(store: Store, rows: Sequence[Row]) -> list[tuple[nn.Parameter, Tens
 
 
 def _numbers(transform: Transform) -> dict[str, int]:
-    return {name: int(str(one)) for name, one in transform.constants}
+    return {name: transform.count(name) for name, _ in transform.constants}
 
 
 def _lent(

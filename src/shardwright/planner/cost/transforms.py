@@ -104,16 +104,14 @@ def _pack(
     transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable
 ) -> Cost:
     """Each gradient by itself; residuals come behind them."""
+    packed = [values[source] for source in packed_by(transform)]
     costs = [
         pack_cost(transform.name, math.prod(one.shape), _wide_bytes(one), kind, table)
-        for one in [values[source] for source in packed_by(transform)]
+        for one in packed
     ]
-    said = dict(transform.constants)
     # A velocity is read, written and masked; a norm reads a gradient, and bounding it writes one.
-    passes = 6 * ("momentum" in said) + 3 * ("bound" in said)
-    more = sum(
-        math.prod(values[one].shape) * _wide_bytes(values[one]) for one in packed_by(transform)
-    )
+    passes = 6 * (transform.number("momentum", 0) > 0) + 3 * (transform.number("bound", 0) > 0)
+    more = sum(math.prod(one.shape) * _wide_bytes(one) for one in packed)
     return _total([*costs, Cost(seconds=memory_seconds(passes * more, kind))])
 
 
@@ -125,11 +123,10 @@ def _merge(
     transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable
 ) -> Cost:
     """By what is kept of each gradient; nothing where what came is held instead."""
-    said = dict(transform.constants)
-    width = DTYPE_BYTES[str(said["dtype"])]
-    if "turn" in said:
-        rounds = merge_rounds(str(said["compressor"]), int(str(said["ranks"])))
-        if rounds[int(str(said["turn"]))].replaces:
+    width = DTYPE_BYTES[transform.word("dtype")]
+    if transform.name == "merge":
+        rounds = merge_rounds(transform.word("compressor"), transform.count("ranks"))
+        if rounds[transform.count("turn")].replaces:
             return Cost(seconds=0.0)
     packs = [values[one] for one in transform.reads if values[one].role == "gradient"]
     costs = [
@@ -160,8 +157,7 @@ def _factor(
 
 
 def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable) -> Cost:
-    said = dict(transform.constants)
-    width, ranks = DTYPE_BYTES[str(said["dtype"])], int(str(said["ranks"]))
+    width, ranks = DTYPE_BYTES[transform.word("dtype")], transform.count("ranks")
     costs = [
         pack_cost(transform.name, math.prod(values[result].shape), width, kind, table)
         for result in transform.writes

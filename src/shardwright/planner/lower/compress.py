@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from shardwright.core.compression import MERGED, is_compressed, packed_by
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import REPLICATE
-from shardwright.core.program import Message, Transform, TransformName
+from shardwright.core.program import Transform, TransformName
 from shardwright.core.strategy import Compressor
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.factors import factored
@@ -76,19 +76,10 @@ def _compressed(lot: Lot) -> list[Step]:
         return [pack, *merged(lot, mine)]
     sizes = [size * lot.ranks for size in lot.pack_bytes]
     everyone = lot.bytes_values(sizes, REPLICATE)
-    gather = Message(
-        primitive="all_gather",
-        mesh=lot.mesh,
-        axes=lot.axes,
-        sources=mine,
-        results=everyone,
-        dims=((0, -1),) * len(mine),
-        bytes=sum(sizes),
-        purpose="synchronise",
-    )
+    gather = lot.message("all_gather", mine, everyone, sum(sizes), dims=(0, -1))
     said = {"dtype": lot.wide, "ranks": lot.ranks}
     add = lot.transform(SUMS[compressor], everyone, lot.results, said=said)
-    return [pack, lot.message(gather), add]
+    return [pack, gather, add]
 
 
 def compressing_bytes(builder: ProgramBuilder, transform: Transform) -> int:
@@ -97,15 +88,14 @@ def compressing_bytes(builder: ProgramBuilder, transform: Transform) -> int:
     if transform.name not in _TEMPORARIES:
         return 0
     tensors, places, flags = _TEMPORARIES[transform.name]
-    said = dict(transform.constants)
     if transform.name.endswith(" sum"):
-        whole = transform.writes[: int(str(said.get("gradients", len(transform.writes))))]
-        dtype = str(said["dtype"])
+        whole = transform.writes[: transform.count("gradients", len(transform.writes))]
+        dtype = transform.word("dtype")
     else:
         whole = packed_by(transform)
         last = builder.values[transform.reads[-1]]
         dtype = last.dtype if len(whole) < len(transform.reads) else ""
-        tensors += "momentum" in said
+        tensors += transform.number("momentum", 0) > 0
     return max(
         math.prod(builder.values[one].shape)
         * (tensors * DTYPE_BYTES[dtype or builder.values[one].dtype] + 8 * places + flags)

@@ -28,6 +28,7 @@ from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.template import HELD, ITEM, KIND, READ, WRITTEN, Facts, Ints, Rows
 from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.legal import check_pipeline
+from shardwright.planner.space.servers import is_served
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,8 +46,7 @@ class Expanded:
 def expand(folded: Folded, whole: Strategy) -> Expanded:
     """Return the Program of the strategy that was folded. Raises Irregular, or ValueError where
     lowering does."""
-    served = any(config.mesh >= 0 for config in whole.parameters)
-    if whole.updates != "step" or not whole.pipeline.is_flushed or served:
+    if whole.updates != "step" or not whole.pipeline.is_flushed or is_served(whole):
         raise Irregular  # an update between blocks, a version of all, a push of some: of none of them
     short = folded.short
     check_pipeline(folded.strategy, short.samples)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from shardwright.core.compression import factor_shapes
 from shardwright.core.layout import PARTIAL, REPLICATE
-from shardwright.core.program import Message
 from shardwright.planner.lower.builder import Step
 from shardwright.planner.lower.lot import Lot, state_of
 
@@ -49,14 +48,5 @@ def factored(lot: Lot) -> list[Step]:
 
 
 def _sum(lot: Lot, terms: tuple[int, ...], sums: tuple[int, ...]) -> Step:
-    message = Message(
-        primitive="all_reduce",
-        mesh=lot.mesh,
-        axes=lot.axes,
-        sources=terms,
-        results=sums,
-        dims=((-1, -1),) * len(terms),
-        bytes=sum(lot.builder.value_bytes(one) for one in terms),
-        purpose="synchronise",
-    )
-    return lot.message(message)
+    size = sum(lot.builder.value_bytes(one) for one in terms)
+    return lot.message("all_reduce", terms, sums, size)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from shardwright.core.compression import packed_bytes, wide_dtype
 from shardwright.core.graph import Constant
-from shardwright.core.program import Message, Transform, TransformName, ValueRole
+from shardwright.core.program import Message, Primitive, Transform, TransformName, ValueRole
 from shardwright.core.strategy import GradientSync
 from shardwright.planner.lower.builder import Extra, ProgramBuilder, Step
 
@@ -151,8 +151,27 @@ class Lot:
         )
         return self.builder.transform_step(transform, reads, writes, last_only=self.last_only)
 
-    def message(self, message: Message) -> Step:
-        """Return the step of a message."""
+    def message(
+        self,
+        primitive: Primitive,
+        sources: tuple[int, ...],
+        results: tuple[int, ...],
+        num_bytes: int,
+        dims: tuple[int, int] = (-1, -1),
+        pairs: tuple[tuple[int, int], ...] = (),
+    ) -> Step:
+        """Return the step of a message over the axes; see ``core.program.Message``."""
+        message = Message(
+            primitive=primitive,
+            mesh=self.mesh,
+            axes=self.axes,
+            sources=sources,
+            results=results,
+            dims=(dims,) * len(sources),
+            bytes=num_bytes,
+            purpose="synchronise",
+            pairs=pairs,
+        )
         return self.builder.message_step(message, last_only=self.last_only)
 
 

@@ -7,7 +7,6 @@ same, and so write the same sum.
 from __future__ import annotations
 
 from shardwright.core.compression import merge_rounds
-from shardwright.core.program import Message
 from shardwright.planner.lower.builder import Step
 from shardwright.planner.lower.lot import Lot
 
@@ -19,18 +18,8 @@ def merged(lot: Lot, mine: tuple[int, ...]) -> list[Step]:
     compressor = lot.sync.compressor
     for turn, one in enumerate(merge_rounds(compressor, lot.ranks)):
         came, merging = lot.packs(), lot.packs()
-        message = Message(
-            primitive="send_receive",
-            mesh=lot.mesh,
-            axes=lot.axes,
-            sources=held,
-            results=came,
-            dims=((-1, -1),) * len(held),
-            bytes=sum(lot.pack_bytes),
-            purpose="synchronise",
-            pairs=one.pairs,
-        )
-        steps.append(lot.message(message))
+        size = sum(lot.pack_bytes)
+        steps.append(lot.message("send_receive", held, came, size, pairs=one.pairs))
         said = {
             "axes": lot.axes,
             "compressor": compressor,

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.core.program import Purpose
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases
 from shardwright.planner.lower.parameters import Parameters, Use
@@ -96,9 +97,8 @@ def _pushes(parameters: Parameters, uses: Iterable[Use]) -> list[Push]:
     return found
 
 
-def _travel(builder: ProgramBuilder, pairs: Pairs, purpose: str) -> tuple[Step, Step]:
-    name = "parameter" if purpose == "parameter" else "synchronise"
-    return builder.once(("serve", pairs), partial(transfer_all, builder, pairs, name))
+def _travel(builder: ProgramBuilder, pairs: Pairs, purpose: Purpose) -> tuple[Step, Step]:
+    return builder.once(("serve", pairs), partial(transfer_all, builder, pairs, purpose))
 
 
 def with_pushes(

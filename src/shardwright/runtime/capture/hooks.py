@@ -27,10 +27,7 @@ from shardwright.runtime.capture.prepare import LossOnly
 from shardwright.runtime.capture.recomputing import checkpoints
 from shardwright.runtime.capture.record import Slot
 from shardwright.runtime.capture.switching import switched
-from shardwright.runtime.capture.tails import (
-    Tail,
-    answered,
-)
+from shardwright.runtime.capture.tails import Tail, answered
 
 _operators = library.Library("shardwright", "FRAGMENT")
 _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")

@@ -28,19 +28,13 @@ def checkpoints(again: Callable[[], contextlib.AbstractContextManager[None]]) ->
     def reentrant(run: Callable[..., Any], preserves: bool, *args: Any) -> Any:
         return plain(run, *args, use_reentrant=False, preserve_rng_state=preserves)
 
-    checkpoint._checkpoint_without_reentrant_generator = recomputed  # type: ignore[assignment]
-    checkpoint.CheckpointFunction.apply = reentrant  # type: ignore[method-assign]
-    try:
+    with _replaced(recomputed, reentrant):
         yield
-    finally:
-        checkpoint._checkpoint_without_reentrant_generator = generator
-        del checkpoint.CheckpointFunction.apply
 
 
 @contextlib.contextmanager
 def no_checkpoints() -> Iterator[None]:
     """Let ``torch.utils.checkpoint`` keep everything."""
-    generator = checkpoint._checkpoint_without_reentrant_generator
 
     def plainly(*_: Any, **__: Any) -> Iterator[None]:
         yield
@@ -48,10 +42,18 @@ def no_checkpoints() -> Iterator[None]:
     def run(function: Callable[..., Any], _: bool, *args: Any) -> Any:
         return function(*args)
 
-    checkpoint._checkpoint_without_reentrant_generator = plainly  # type: ignore[assignment]
-    checkpoint.CheckpointFunction.apply = run  # type: ignore[method-assign]
+    with _replaced(plainly, run):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(generator: Callable[..., Any], apply: Callable[..., Any]) -> Iterator[None]:
+    """Let both forms of a checkpoint, that without reentrance and the reentrant one, be others for a while."""
+    before = checkpoint._checkpoint_without_reentrant_generator
+    checkpoint._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
+    checkpoint.CheckpointFunction.apply = apply  # type: ignore[method-assign]
     try:
         yield
     finally:
-        checkpoint._checkpoint_without_reentrant_generator = generator
+        checkpoint._checkpoint_without_reentrant_generator = before
         del checkpoint.CheckpointFunction.apply

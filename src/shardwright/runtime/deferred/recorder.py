@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from shardwright.runtime.capture.counting import tensors_of, written_by
 from shardwright.runtime.deferred.replay import GENERATOR, Replay, Undeferrable, state_now
 from shardwright.runtime.deferred.trace import Ref, Step, Trace
 
@@ -136,11 +137,11 @@ class Recorder(FakeTensorMode):
             result: Any = super().__torch_dispatch__(func, types, args, kwargs)
             self.trace.constants[self.ref(result).storage] = value
             return result
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         if any(not self.is_our_fake(tensor) for tensor in written):
             raise self.fail(f"it writes to a tensor from outside ({func})")
         args, kwargs = pytree.tree_map_only(Tensor, self._adopted, (args, kwargs))
-        refs = [self.ref(leaf) for leaf in _tensors((args, kwargs))]
+        refs = [self.ref(leaf) for leaf in tensors_of((args, kwargs))]
         writes = frozenset(self.ref(tensor).storage for tensor in written)
         is_random, state, step_args, step_kwargs = self._drawn(func, args, kwargs)
         try:
@@ -151,7 +152,7 @@ class Recorder(FakeTensorMode):
             return self._computed(func, args, kwargs)
         if is_random and not _same(state_now(), self._numbers):
             GENERATOR.set_state(self._numbers)
-        outputs = tuple(self.ref(leaf) for leaf in _tensors(result))
+        outputs = tuple(self.ref(leaf) for leaf in tensors_of(result))
         reads = frozenset(ref.storage for ref in refs)
         makes = frozenset(ref.storage for ref in outputs) - reads
         if makes or writes or is_random:
@@ -189,7 +190,7 @@ class Recorder(FakeTensorMode):
             raise self.fail(f"it passes a generator to {func} by position")
         with _disable_current_modes():
             state = generator.get_state()
-        refs = [self.ref(leaf) for leaf in _tensors((args, kwargs))]
+        refs = [self.ref(leaf) for leaf in tensors_of((args, kwargs))]
         values = iter(self.values(refs))
         real = pytree.tree_map_only(Tensor, lambda _: next(values).clone(), (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
@@ -201,7 +202,7 @@ class Recorder(FakeTensorMode):
         if func.overloadpacket not in _OVERWRITE:
             return frozenset()
         storage = self.ref(args[0]).storage
-        read = [self.ref(leaf).storage for leaf in _tensors(args[1:])]
+        read = [self.ref(leaf).storage for leaf in tensors_of(args[1:])]
         whole = args[0].is_contiguous() and self.is_whole(args[0])
         return frozenset({storage}) if whole and storage not in read else frozenset()
 
@@ -354,20 +355,6 @@ class _Outside(TorchFunctionMode):
             vars(copied).update(copy.deepcopy(own, memo))
         memo[id(tensor)] = copied
         return copied
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors among the arguments that an operator writes to."""
-    found: list[Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += _tensors(given)
-    return found
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
