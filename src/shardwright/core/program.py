@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.constants import Constants
 from shardwright.core.crossing import Piece, adds_up, pieces_between, whole_shards
 from shardwright.core.graph import Constant, tensor_bytes
 from shardwright.core.halo import Halos
@@ -260,7 +261,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transform:
+class Transform(Constants):
     """Local work on the values of a mesh that is no operator of the graph.
 
     What a name does is one function of the tensors it ``reads``, giving those it ``writes``, and what
@@ -297,19 +298,6 @@ class Transform:
     writes: tuple[int, ...]
     purpose: Purpose
     constants: tuple[tuple[str, Constant], ...] = ()
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """Return a constant that is a number. Raises KeyError where it is none of them and has no default."""
-        said = dict(self.constants)
-        return float(str(said[name] if default is None else said.get(name, default)))
-
-    def count(self, name: str, default: int | None = None) -> int:
-        """Return a constant that is a whole number, likewise."""
-        return int(self.number(name, default))
-
-    def word(self, name: str) -> str:
-        """Return a constant that is a word, likewise."""
-        return str(dict(self.constants)[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
