@@ -3,9 +3,8 @@
 On this machine every model is planned from an empty store, with ``--try 0`` and with trials; then both
 chosen plans, plain data parallelism with 1, 2 and 4 microbatches, the plans predicted fastest, and
 torch's DistributedDataParallel run in turns, and each plan once more alone for its memory: the bytes
-of its tensors as their allocator counts them. Between hosts (network namespaces, root) the frontier of a
-description of the hosts is run by ``shardwright tune``. Prints a table per part; regret is the chosen
-plan's step over the best measured.
+of its tensors as their allocator counts them. Between hosts: ``choice_hosts.py``. Prints a table per part;
+regret is the chosen plan's step over the best measured.
 
     python benchmarks/choice.py --only wide,decoder --hosts 2 --rates 100mbit,1gbit
 """
@@ -16,18 +15,17 @@ import argparse
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from choice_hosts import host_part
 from choice_models import BATCHES, TUNED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
 from shardwright.core.plan import Measured, Plan
-from shardwright.files.planfile import read_plan_file
 from shardwright.planner.search import labels
 from shardwright.report.units import seconds_text
 from shardwright.verbs.narrate import tell
@@ -36,28 +34,9 @@ from shardwright.verbs.results import Study
 from shardwright.verbs.study import study
 from shardwright.verbs.training import start
 from shardwright.verbs.trials import LEARNING_RATE, Entry, run_trial, told_apart
-from tests.hosts import hosts, why_not
 
 FILE = Path(__file__).with_name("choice_models.py")
-DESCRIPTION = """
-name = "hosts"
-[kind.core]
-peak = {{ float32 = "{flops:.0f} GFLOP/s" }}
-memory = "4 GiB"
-memory_bandwidth = "{bandwidth:.0f} GB/s"
-backend = "cpu"
-launch = "10 us"
-[[host]]
-count = {count}
-kind = "core"
-devices = 1
-link = "5 GB/s"
-link_latency = "20 us"
-uplink = "{rate}"
-uplink_latency = "500 us"
-"""
 MOST_PLANS = 10
-TIMEOUT = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,61 +111,6 @@ def tau(rows: list[Ran], *, apart: bool = False) -> float:
     return sum(signs) / len(signs) if signs else float("nan")
 
 
-def between_hosts(
-    name: str, count: int, rate: str, rates: tuple[float, float]
-) -> tuple[Plan, list[tuple[float, Plan]]]:
-    """Plan for so many hosts, tune on them; return the chosen plan, and every plan that ran and is on
-    the frontier with what was predicted of it before (NaN where it was not there).
-
-    Hosts share this machine's cores: each is described with its share of them.
-    """
-    spec = f"{FILE}:{name}"
-    share = min(1.0, len(os.sched_getaffinity(0)) / count)
-    with tempfile.TemporaryDirectory() as folder, hosts(count, rate, "swc") as names:
-        cluster, plan = Path(folder, "hosts.toml"), Path(folder, "plan.json")
-        words = {"mbit": " Mbit/s", "gbit": " Gbit/s"}
-        text = rate.replace("mbit", words["mbit"]).replace("gbit", words["gbit"])
-        cluster.write_text(
-            DESCRIPTION.format(
-                count=count,
-                rate=text,
-                flops=share * rates[0] / 1e9,
-                bandwidth=share * rates[1] / 1e9,
-            )
-        )
-        environment = os.environ | {
-            "SHARDWRIGHT_STORE": str(Path(folder, "records.sqlite")),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "eth0",
-        }
-        command = [sys.executable, "-m", "shardwright", "plan", spec, "-c", str(cluster)]
-        command += ["-b", str(BATCHES[name]), "-o", str(plan)]
-        subprocess.run(command, check=True, env=environment, capture_output=True, timeout=TIMEOUT)
-        before = {
-            one.strategy: one.predicted.step_seconds for one in read_plan_file(plan).frontier.plans
-        }
-        ranks = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run",
-                 "--nnodes", str(count), "--node-rank", str(number), "--nproc-per-node", "1",
-                 "--master-addr", "10.84.0.1", "--master-port", "29517",
-                 "-m", "shardwright", "tune", str(plan), spec, "--json"],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for number, host in enumerate(names)
-        ]  # fmt: skip
-        try:
-            ends = [rank.communicate(timeout=TIMEOUT) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(rank.returncode for rank in ranks):
-            raise RuntimeError("\n".join(err[-500:] for _, err in ends))
-        frontier = read_plan_file(plan).frontier
-        ran = [one for one in frontier.plans if one.measured is not None]
-        return frontier.best, [(before.get(one.strategy, float("nan")), one) for one in ran]
-
-
 def machine_part(names: list[str]) -> None:
     """Print every plan of every model on this machine, and what choosing gained."""
     lines, every, taus = [], list[Ran](), list[tuple[float, float]]()
@@ -226,48 +150,6 @@ def machine_part(names: list[str]) -> None:
         f"of memory {statistics.median(memory):.1%} (worst {max(memory):.1%}); mean tau of all pairs "
         f"{statistics.mean(one for one, _ in taus):.2f}, of pairs told apart "
         f"{statistics.mean(one for _, one in taus if not math.isnan(one)):.2f}"
-    )
-
-
-def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
-    """Print what choosing gained between shaped hosts."""
-    from shardwright.verbs.measure import local_cluster
-
-    refusal = why_not()
-    if refusal:
-        print(f"hosts skipped: {refusal}")
-        return
-    kind = local_cluster(Watch()).kind_of(0)
-    known = kind.flops_for("float32"), kind.memory_bandwidth
-    print(
-        "\n| model | hosts | rate | plain data parallelism | chosen | gain | predicted: modelled "
-        "| with fitted costs | plan |\n|---|--:|---|--:|--:|--:|--:|--:|---|"
-    )
-    modelled, fitted = list[float](), list[float]()
-    for name in names:
-        for count in counts:
-            for rate in rates:
-                best, every = between_hosts(name, count, rate, known)
-                ran = best.measured
-                if ran is None:
-                    raise RuntimeError(f"{name}: nothing ran")
-                before = next(told for told, one in every if one.strategy == best.strategy)
-                for told, one in every:
-                    seconds = one.objective.step_seconds  # measured, where that was
-                    modelled += [abs(told / seconds - 1)] if not math.isnan(told) else []
-                    fitted.append(abs(one.predicted.step_seconds / seconds - 1))
-                print(
-                    f"| {name} | {count} | {rate} | {seconds_text(ran.plain_seconds)} "
-                    f"| {seconds_text(ran.step_seconds)} "
-                    f"| {ran.plain_seconds / ran.step_seconds:.2f}x "
-                    f"| {before / ran.step_seconds - 1:+.0%} "
-                    f"| {best.predicted.step_seconds / ran.step_seconds - 1:+.0%} "
-                    f"| {best.strategy.label} |",
-                    flush=True,
-                )
-    print(
-        f"\n{len(fitted)} plans between hosts, median error of steps {statistics.median(modelled or [math.nan]):.1%} as "
-        f"modelled ({len(modelled)} of them), {statistics.median(fitted):.1%} with fitted costs"
     )
 
 

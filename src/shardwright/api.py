@@ -64,7 +64,7 @@ from shardwright.verbs.results import (
 from shardwright.verbs.stalls import analyse_script as stalls
 from shardwright.verbs.stalls import save_stalls
 from shardwright.verbs.study import study
-from shardwright.verbs.subject import Batch, capture, find_cluster
+from shardwright.verbs.subject import Batch, capture, find_cluster, is_here
 from shardwright.verbs.telling import diff, report, save_trace, simulate, why_not
 from shardwright.verbs.tracerequest import TraceRequest
 from shardwright.verbs.tuning import tune
@@ -116,18 +116,30 @@ def plan(asked: _Planned) -> Frontier:
     return study(asked.model, asked.cluster, asked, batch=asked.batch).frontier
 
 
-def profile(model: str = "", request: Request | None = None, watch: Watch | None = None) -> Profile:
-    """Measure this machine's links and, given a model, the operators its best plans would run."""
+def profile(
+    model: str = "",
+    request: Request | None = None,
+    watch: Watch | None = None,
+    *,
+    cluster: Cluster | str = "",
+) -> Profile:
+    """Measure this machine's links and, given a model, the operators its best plans would run; or, called
+    by every rank of a ``cluster`` under torchrun, those of that cluster."""
     from shardwright.verbs.measure import known_costs, measure_links
 
     request, watch = request or Request(), watch or Watch()
+    if not is_here(cluster):
+        from shardwright.verbs.hosts import profile_hosts
+
+        return profile_hosts(model, cluster, request, watch)
     machine, _ = find_cluster(None, watch)
-    count = measure_links(machine, watch, again=request.measure == "always")
+    count, notes = measure_links(machine, watch, again=request.measure == "always"), ()
     if model:
-        count += study(model, None, request, watch).num_measured
+        found = study(model, None, request, watch)
+        count, notes = count + found.num_measured, found.notes
     costs = known_costs()
     known = len(costs.operators) + sum(len(points) for _, points in costs.collectives)
-    return Profile(cluster=machine, costs=costs, num_measured=count, num_known=known)
+    return Profile(cluster=machine, costs=costs, num_measured=count, num_known=known, notes=notes)
 
 
 def explain(

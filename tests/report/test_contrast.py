@@ -6,6 +6,7 @@ import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Objective, Plan
+from shardwright.core.strategy import Strategy
 from shardwright.planner.search import search
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.report.contrast import contrast, critical_seconds
@@ -17,10 +18,10 @@ GRAPH = residual(batch=64, width=64, depth=3, classes=16)
 MACHINE = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
 
 
-def story(seed: Seed) -> PlanStory:
+def story(seed: Seed | Strategy) -> PlanStory:
     plan = search(GRAPH, MACHINE, CostTable(), seed_plan="megatron:4x1").best
     fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-    fields["strategy"] = seed_strategy(GRAPH, seed)
+    fields["strategy"] = seed_strategy(GRAPH, seed) if isinstance(seed, Seed) else seed
     fields["predicted"] = Objective(step_seconds=0.0, peak_bytes=0.0)
     return tell(Plan(**fields), GRAPH, MACHINE, CostTable())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.planner.space import Seed
+from shardwright.planner.space import Seed, seed_strategy
+from shardwright.planner.space.servers import with_servers
 from shardwright.report.critical import critical_rows
 from tests.report.test_contrast import DATA, GRAPH, MACHINE, PIPELINE, ZERO, story
 
@@ -24,6 +25,17 @@ def test_messages_are_found_under_their_links() -> None:
     assert any("over data" in row.where and "within a host" in row.where for row in rows)
     rows = critical_rows(story(PIPELINE), GRAPH, MACHINE)
     assert any("next stage" in row.where for row in rows)
+
+
+def test_what_is_pulled_and_pushed_goes_from_and_to_the_servers() -> None:
+    served = with_servers(seed_strategy(GRAPH, Seed(data=2)), (2, 3), (0, 1))
+    rows = critical_rows(story(served), GRAPH, MACHINE)
+    ends = {row.where.rsplit(", ", 1)[-1] for row in rows if "within a host" in row.where}
+    assert {
+        "from the devices that keep the parameters",
+        "to the devices that keep the parameters",
+    } <= ends
+    assert not any("stage" in end for end in ends)
 
 
 def test_only_products_take_time_for_gradients_of_weights() -> None:

@@ -9,6 +9,7 @@ import typer
 from shardwright.cli.app import app
 from shardwright.cli.options import (
     MODEL_HELP,
+    Cluster,
     Json,
     MaybeModel,
     Model,
@@ -63,18 +64,19 @@ def capture(
 @asking(Request, "global_batch", "seq", "precision")
 def profile(
     model: MaybeModel = "",
+    cluster: Cluster = "local",
     *,
     asked: dict[str, Any],
     again: Annotated[bool, typer.Option("--again", help="Measure also what is known.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine's links and a model's operators."""
+    """Measure links and a model's operators, here or under torchrun."""
     from shardwright import api, console
 
     terminal = terminal_for(json)
     request = Request(**asked, measure="always" if again else "auto")
     with terminal.progress() as watch:
-        found = api.profile(model, request, watch)
+        found = api.profile(model, request, watch, cluster=cluster)
     console.show_profile(terminal, found)
 
 

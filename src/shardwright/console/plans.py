@@ -98,14 +98,23 @@ def show_graph(
 
 
 def show_profile(terminal: Terminal, found: Profile) -> None:
-    """Print what was measured."""
+    """Print what was measured; rank 0 speaks for all."""
+    if not found.is_first:
+        return
     text = f"{found.num_measured} new measurements, {found.num_known} known in this environment."
     terminal.say(Text(text))
     for name, value in found.costs.overheads:
         text = bytes_text(value) if name.endswith("bytes") else f"{value:.3g} s"
         terminal.say(Text(f"{name.replace('_', ' ')}: {text}", style="dim"))
-    terminal.emit(measured=found.num_measured, known=found.num_known, cluster=found.cluster.name)
-    terminal.next("`shardwright plan MODEL` plans with these numbers")
+    terminal.say(*(Text(f"Note: {note}", style="yellow") for note in found.notes))
+    terminal.emit(
+        measured=found.num_measured,
+        known=found.num_known,
+        cluster=found.cluster.name,
+        notes=found.notes,
+    )
+    where = "" if found.cluster.name == "local" else " --cluster FILE"
+    terminal.next(f"`shardwright plan MODEL{where}` plans with these numbers")
 
 
 def show_study(terminal: Terminal, study: Study, path: Path) -> None:

@@ -21,6 +21,12 @@ PHASES = {
     Kind.FORWARD: "forward", Kind.RECOMPUTE: "recompute", Kind.BACKWARD: "backward",
     Kind.INPUT_GRADIENT: "input gradient", Kind.WEIGHT_GRADIENT: "weight gradient",
 }  # fmt: skip
+# Where what leaves a mesh goes to, by why it is sent.
+TO = {
+    "activation": "to the next stage", "gradient": "to the stage before",
+    "parameter": "from the devices that keep the parameters",
+    "synchronise": "to the devices that keep the parameters",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,8 @@ def _link(program: Program, cluster: Cluster, message: Message) -> str:
     mesh = program.meshes[message.mesh]
     if message.destination >= 0:
         other = program.meshes[message.destination]
-        devices, axes = (mesh.devices[0], other.devices[0]), "to the next stage"
+        devices = mesh.devices[0], other.devices[0]
+        axes = TO.get(message.purpose, "to another stage")
     elif not message.axes or message.primitive in ("slice", "copy"):
         return "on the device"
     else:

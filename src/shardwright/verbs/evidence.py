@@ -74,7 +74,7 @@ def costs_behind(document: PlanFile, plan: Plan) -> CostTable:
     fitted = CostTable(factors=factors)
     if plan.costs_fingerprint == fitted.fingerprint:
         return fitted
-    known = costs_of(plan)
+    known = costs_of(plan, document.cluster)
     return replace(known, factors=factors) if factors else known
 
 

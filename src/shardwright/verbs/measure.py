@@ -9,6 +9,7 @@ parallelism, then what the best plans of each search would run, until nothing on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
@@ -19,6 +20,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import StoreError
 from shardwright.planner.cost import build_costs
 from shardwright.runtime.profile import (
+    METHOD,
     RATES,
     Probe,
     Setting,
@@ -51,19 +53,26 @@ def environment() -> str:
     return local_environment(num_local_devices())
 
 
-def known_costs(graph: str = "") -> CostTable:
-    """Return everything measured in this environment so far, with what was fitted to plans of a
-    graph (its fingerprint) that ran."""
+def environment_of(cluster: Cluster) -> str:
+    """Name the conditions under which all ranks of a cluster are busy: of that name and these devices."""
+    return f"ranks of {cluster.name}; cluster {cluster.fingerprint}; {METHOD}"
+
+
+def known_costs(graph: str = "", where: str = "") -> CostTable:
+    """Return everything measured in an environment so far (this machine's, unless another is named),
+    with what was fitted to plans of a graph (its fingerprint) that ran."""
+    where = where or environment()
     with Store() as store:
-        return build_costs(store.find(None, environment()), environment(), graph)
+        return build_costs(store.find(None, where), where, graph)
 
 
-def costs_of(plan: Plan) -> CostTable:
-    """Return what a plan's prediction rests on: nothing measured, or this machine's
-    measurements."""
+def costs_of(plan: Plan, cluster: Cluster | None = None) -> CostTable:
+    """Return what a plan's prediction rests on: nothing measured, or what was where the ranks of its
+    cluster are, or on this machine."""
     if plan.costs_fingerprint == NOTHING.fingerprint:
         return NOTHING
-    return known_costs(plan.graph_fingerprint)
+    there = known_costs(where=environment_of(cluster)) if cluster else NOTHING
+    return there if there != NOTHING else known_costs(plan.graph_fingerprint)
 
 
 def local_cluster(watch: Watch) -> Cluster:
@@ -71,7 +80,7 @@ def local_cluster(watch: Watch) -> Cluster:
     known = known_costs().overhead_map
     if any(name not in known for name in RATES):
         watch.tell("measuring this machine's rates", 0.0)
-        _keep(measure_machine(num_local_devices()))
+        keep(measure_machine(num_local_devices()))
         known = known_costs().overhead_map
     for name in RATES:
         if not SLOWEST <= known[name] <= FASTEST:
@@ -109,7 +118,7 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
             progress=progress,
             stop=watch.stop,
         )
-        _keep(records)
+        keep(records)
         count += len(records)
     return count
 
@@ -121,16 +130,35 @@ def _has_group(known: CostTable, size: int, backend: str) -> bool:
     return any(key.startswith(f"{last}|1x{size}|") for key, _ in known.collectives)
 
 
+Measure = Callable[["Captured", Sequence[Shard], Cluster, Request, Watch], list[Record]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Where operators are measured, and under which name what was is kept."""
+
+    environment: str
+    measure: Measure
+
+
+def here() -> Bench:
+    """Return this machine, with all of its devices busy."""
+    return Bench(environment=environment(), measure=measure_shards)
+
+
 def refine(
     captured: Captured,
     cluster: Cluster,
     request: Request,
     watch: Watch,
     solve: Callable[[CostTable], Frontier],
+    bench: Bench | None = None,
 ) -> tuple[CostTable, Frontier, int]:
-    """Plan and measure in turns; return the costs, the frontier and how many records were made."""
+    """Plan and measure in turns (on this machine, where no ``bench`` is given); return the costs, the
+    frontier and how many records were made."""
     graph = captured.graph.fingerprint
-    costs = known_costs(graph)
+    bench = bench or here()
+    costs = known_costs(graph, bench.environment)
     done: set[str] = set() if request.measure == "always" else set(costs.operator_map)
     strategies = plain_strategies(captured.graph, cluster.num_devices)
     frontier: Frontier | None = None
@@ -142,12 +170,12 @@ def refine(
             key for shard in wanted for key in keys_of(captured.graph, shard, request.precision)
         }
         measures = bool(wanted) and not watch.stop()
-        records = measure_shards(captured, wanted, cluster, request, watch) if measures else []
+        records = bench.measure(captured, wanted, cluster, request, watch) if measures else []
         count += len(records)
-        _keep(records)
+        keep(records)
         if frontier is not None and (not records or watch.stop()):
             break
-        costs = known_costs(graph)
+        costs = known_costs(graph, bench.environment)
         frontier = solve(costs)
         best = (frontier.best, *frontier.plans[:PLANS])
         strategies = tuple(plan.strategy for plan in best)
@@ -173,10 +201,15 @@ def measure_shards(
             device=cluster.kind_of(0).backend,
             precision=request.precision,
         ),
-        budget_seconds=min(OPERATOR_SECONDS, 0.4 * len(wanted) + 2.0, SHARE * watch.left),
+        budget_seconds=seconds_for(wanted, watch),
         progress=progress,
         stop=watch.stop,
     )
+
+
+def seconds_for(wanted: Sequence[Shard], watch: Watch) -> float:
+    """Return how long so many operator shards may be measured."""
+    return min(OPERATOR_SECONDS, 0.4 * len(wanted) + 2.0, SHARE * watch.left)
 
 
 def _missing(
@@ -201,6 +234,7 @@ def keys_of(graph: OperatorGraph, shard: Shard, precision: str) -> tuple[str, st
     return forward, backward
 
 
-def _keep(records: Sequence[Record]) -> None:
+def keep(records: Sequence[Record]) -> None:
+    """Put records into the store."""
     with Store() as store:
         store.put(records)

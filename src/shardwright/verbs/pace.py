@@ -1,10 +1,10 @@
-"""Whether this machine is as fast as when it was measured: some operators again, beside their records."""
+"""Whether a machine is as fast as when it was measured: some of it again, beside its records."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from shardwright.core.costs import Record
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.store import Store
-from shardwright.verbs.measure import environment, keys_of, measure_shards
+from shardwright.verbs.measure import Bench, here, keys_of
 from shardwright.verbs.narrate import Shard, shards
 from shardwright.verbs.request import Request, Watch
 
@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 SAMPLED, OLD_SECONDS = 12, 600.0
 # Within this share nothing is said: two profiles in a row differ by as much.
 USUAL = 0.1
+HOSTS = "these ranks were"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long operators take now, as a multiple of what they took at ``measured_at``; ``spread`` is the
-    half-width of that ratio."""
+    """How long operators, or messages, take now as a multiple of what they took at ``measured_at``;
+    ``spread`` is the half-width of that ratio."""
 
     ratio: float
     spread: float
     measured_at: str
+    what: str = "operators"
+    where: str = "this machine was"
 
     @property
     def note(self) -> str:
@@ -41,8 +44,8 @@ class Pace:
         if abs(self.ratio - 1) <= max(USUAL, self.spread):
             return ""
         return (
-            f"operators now take {self.ratio:.2f} times (±{self.spread:.2f}) what they took when this "
-            f"machine was measured ({self.measured_at}): step times predicted or measured then are off by "
+            f"{self.what} now take {self.ratio:.2f} times (±{self.spread:.2f}) what they took when "
+            f"{self.where} measured ({self.measured_at}): step times predicted or measured then are off by "
             "as much; end other programs, or measure and try again with `--measure always`"
         )
 
@@ -53,47 +56,60 @@ def pace_of(
     cluster: Cluster,
     request: Request,
     watch: Watch,
+    bench: Bench | None = None,
 ) -> Pace | None:
-    """Measure some of what strategies run again; None where no record of it is old."""
-    known = _newest()
+    """Measure some of what strategies run again, on this machine where no ``bench`` is given; None where
+    no record of it is old."""
+    place = bench or here()
+    known = newest(place.environment)
     longest = _old(shards(strategies, captured.graph), captured.graph, request.precision, known)
-    again = measure_shards(captured, longest, cluster, request, watch) if longest else []
-    pairs = [(known[one.key], one) for one in again if one.key in known]
-    return _ratio(pairs) if pairs else None
+    again = place.measure(captured, longest, cluster, request, watch) if longest else []
+    found = ratio(known, again)
+    return replace(found, where=HOSTS) if found and bench else found
 
 
 def _old(
     found: Iterable[Shard], graph: OperatorGraph, precision: str, known: Mapping[str, Record]
 ) -> list[Shard]:
     """Return the shards that take longest, of those with old records only; no two of the same keys."""
-    latest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=OLD_SECONDS)
     old: dict[str, tuple[float, Shard]] = {}
     for shard in found:
         keys = keys_of(graph, shard, precision)
         records = [known[key] for key in keys if key in known]
-        if records and max(map(_when, records)) < latest:
+        if records and is_old(records):
             old[keys[0]] = sum(one.seconds for one in records), shard
     longest = sorted(old.values(), key=itemgetter(0), reverse=True)
     return [shard for _, shard in longest[:SAMPLED]]
 
 
-def _ratio(pairs: Sequence[tuple[Record, Record]]) -> Pace | None:
-    """Compare (record, record of now), each shard by its seconds: as in a step."""
+def is_old(records: Iterable[Record]) -> bool:
+    """Whether all of some records are so old that it is worth looking whether they still hold."""
+    latest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=OLD_SECONDS)
+    return max(map(_when, records)) < latest
+
+
+def ratio(known: Mapping[str, Record], again: Iterable[Record]) -> Pace | None:
+    """Compare records by key with those of now, each by its seconds: as in a step. None where there is
+    nothing to compare."""
+    pairs = [(known[one.key], one) for one in again if one.key in known]
+    if not pairs:
+        return None
     then, now = (sum(pair[place].seconds for pair in pairs) for place in (0, 1))
     if not then > 0:
         return None
     spreads = [sum(pair[place].spread for pair in pairs) for place in (0, 1)]
-    ratio = now / then
+    times = now / then
     return Pace(
-        ratio=ratio,
-        spread=ratio * spreads[0] / then + spreads[1] / then,
+        ratio=times,
+        spread=times * spreads[0] / then + spreads[1] / then,
         measured_at=max(pair[0].measured_at for pair in pairs),
     )
 
 
-def _newest() -> dict[str, Record]:
+def newest(environment: str) -> dict[str, Record]:
+    """Return by key the latest records of an environment."""
     with Store() as store:
-        records = store.find(None, environment())
+        records = store.find(None, environment)
     return {one.key: one for one in sorted(records, key=lambda one: one.measured_at)}
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.runtime.capture import Captured
+    from shardwright.verbs.measure import Bench
     from shardwright.verbs.trials import Entry
 
 
@@ -56,10 +57,12 @@ def study(
     watch: Watch | None = None,
     *,
     batch: Batch | None = None,
+    bench: Bench | None = None,
 ) -> Study:
     """Plan, and return the frontier with the graph, cluster and costs it rests on.
 
-    On this machine: plan, measure what the best plans would run, plan again (three times at most).
+    On this machine, or on a ``bench`` elsewhere: plan, measure what the best plans would run, plan again
+    (three times at most).
     """
     request, asked = request or Request(), watch or Watch()
     watch = _bounded(asked, request)
@@ -94,11 +97,11 @@ def study(
         graph=graph,
         cluster=machine,
         is_local=is_local,
-        costs=given,
+        costs=given if measures else _with_known(given, machine, request),
         request=request,
     )
-    costs, frontier, num_shards = _answered(question, captured, watch, solver)
-    notes = () if num_shards else _pace_notes(question, captured, frontier, watch)
+    costs, frontier, num_shards = _answered(question, captured, watch, solver, bench)
+    notes = () if num_shards else _pace_notes(question, captured, frontier, watch, bench)
     entry = _entry(question, solver)
     if entry is not None and solver.last is not None:
         frontier, more = _after_trials(entry, question, captured, watch, solver)
@@ -131,15 +134,15 @@ def study(
 
 
 def _pace_notes(
-    question: Question, captured: Captured, frontier: Frontier, watch: Watch
+    question: Question, captured: Captured, frontier: Frontier, watch: Watch, bench: Bench | None
 ) -> tuple[str, ...]:
-    """Say whether this machine is slower or faster than its records, where all of them were known."""
-    if not question.is_local or question.request.measure == "never" or watch.stop():
+    """Say whether what is measured is slower or faster than its records, where all were known."""
+    if not (bench or question.is_local) or question.request.measure == "never" or watch.stop():
         return ()
     from shardwright.verbs.pace import pace_of
 
     chosen = (frontier.best.strategy,)
-    found = pace_of(captured, chosen, question.cluster, question.request, watch)
+    found = pace_of(captured, chosen, question.cluster, question.request, watch, bench)
     return (found.note,) if found and found.note else ()
 
 
@@ -233,16 +236,19 @@ def _answered(
     captured: Captured,
     watch: Watch,
     solve: Callable[[CostTable], Frontier],
+    bench: Bench | None,
 ) -> tuple[CostTable, Frontier, int]:
     """Plan, where it is asked for measuring operators in between; return the costs planned with,
     the frontier, and how much was measured. A refusal says what would help."""
+    request, machine = question.request, question.cluster
     try:
-        if not question.is_local or question.request.measure == "never":
+        if not (bench or question.is_local) or request.measure == "never":
             return question.costs, solve(question.costs), 0
         from shardwright.verbs.measure import known_costs, refine
 
-        question = replace(question, costs=known_costs(captured.graph.fingerprint))
-        return refine(captured, question.cluster, question.request, watch, solve)
+        if not bench:
+            question = replace(question, costs=known_costs(captured.graph.fingerprint))
+        return refine(captured, machine, request, watch, solve, bench)
     except NoPlan as refused:
         raise relaxed(replace(question, nearest=refused.nearest), refused, watch) from refused
 
@@ -257,6 +263,15 @@ def _fitted(request: Request, *, is_local: bool) -> CostTable:
             "costs, or name the cluster that they were fitted on"
         )
     return fitted_costs(request.costs)
+
+
+def _with_known(given: CostTable, machine: Cluster, request: Request) -> CostTable:
+    """Return what was measured where a cluster's ranks are, with the factors that were given."""
+    if request.measure == "never":
+        return given
+    from shardwright.verbs.measure import environment_of, known_costs
+
+    return replace(known_costs(where=environment_of(machine)), factors=given.factors)
 
 
 def _entry(question: Question, solver: _Solver) -> Entry | None:

@@ -6,6 +6,7 @@ decided elsewhere.
 
 from shardwright.runtime.profile.collectives import Probe, measure_collectives
 from shardwright.runtime.profile.machine import (
+    METHOD,
     RATES,
     detect,
     local_backend,
@@ -16,6 +17,6 @@ from shardwright.runtime.profile.machine import (
 from shardwright.runtime.profile.operators import Setting, measure_operators
 
 __all__ = [
-    "RATES", "Probe", "Setting", "detect", "local_backend", "local_environment", "measure_collectives",
+    "METHOD", "RATES", "Probe", "Setting", "detect", "local_backend", "local_environment", "measure_collectives",
     "measure_machine", "measure_operators", "num_local_devices",
 ]  # fmt: skip

@@ -28,8 +28,10 @@ CHUNK_SECONDS = 4e-3
 LONG_CHUNK_SECONDS = 1.6e-2
 ROUNDS, TURNS = 16, 4
 LONG_ROUNDS = 24
-# Slower ones would take too long to hide; what they cost is continued from the smaller ones.
-SLOWEST_SECONDS = 2.5e-2
+# Slower ones would take too long to hide; what they cost is continued from the smaller ones. Those that
+# take longer than this over ``ROUNDS`` are hidden less often, ``TURNS`` times at least.
+SLOWEST_SECONDS = 0.1
+HIDDEN_SECONDS = 0.4
 SIZES = (1024, 64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
 _MATRIX = 192
 _TOUCHED = 1 << 18
@@ -85,11 +87,12 @@ def time_beneath(
         if seconds >= SLOWEST_SECONDS:
             continue
         times = chunk.times(max(CHUNK_SECONDS, 2 * seconds), group)
-        hidden = _hidden(start, chunk, times, group)
+        rounds = max(TURNS, min(ROUNDS, int(HIDDEN_SECONDS / seconds)) // TURNS * TURNS)
+        hidden = _hidden(start, chunk, (times, rounds), group)
         found[f"held|{name}"], found[f"stolen|{name}"], latency = hidden
-        waited = summarise(_waited(start, chunk, times, group))
+        waited = summarise(_waited(start, chunk, (times, rounds), group))
         least = max(waited.seconds - hidden[0].seconds, seconds)
-        found[f"waited|{name}"] = Timing(seconds=least, spread=waited.spread, count=ROUNDS)
+        found[f"waited|{name}"] = Timing(seconds=least, spread=waited.spread, count=rounds)
         if size <= SIZES[1] or not hiding:
             hiding.append(latency)
     if hiding:
@@ -105,16 +108,20 @@ def _agreed(seconds: float, group: ProcessGroup) -> float:
 
 
 def _hidden(
-    start: Start, chunk: Chunk, times: int, group: ProcessGroup
+    start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGroup
 ) -> tuple[Timing, Timing, float]:
-    """Return what the computing thread holds, what is stolen of it, and seconds until complete."""
+    """Return what the computing thread holds, what is stolen of it, and seconds until complete.
+
+    ``often``: the times of a chunk, and how many of them.
+    """
+    times, rounds = often
     held: list[float] = []
     slower: list[float] = []
     ended: list[float] = []
     run_through(start)
     dist.barrier(group)
     before, own = time.process_time(), 0.0
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         begin = time.thread_time()
         chunk.run(times)
         alone, first = time.thread_time(), time.perf_counter()
@@ -128,9 +135,9 @@ def _hidden(
         held.append(started - alone + last - done)
         slower.append(done - started - (alone - begin))
         own += last - begin
-    others = max(time.process_time() - before - own, 0.0) / ROUNDS
+    others = max(time.process_time() - before - own, 0.0) / rounds
     beneath = summarise(slower)
-    stolen = Timing(seconds=others + max(beneath.seconds, 0.0), spread=beneath.spread, count=ROUNDS)
+    stolen = Timing(seconds=others + max(beneath.seconds, 0.0), spread=beneath.spread, count=rounds)
     latency = statistics.median(ended) if ended else CHUNK_SECONDS
     return summarise(held), stolen, latency
 
@@ -155,21 +162,22 @@ def _finish(pending: list[Pending]) -> None:
         one.wait()
 
 
-def _waited(start: Start, chunk: Chunk, times: int, group: ProcessGroup) -> list[float]:
+def _waited(start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGroup) -> list[float]:
     """Return by how much rounds of computing and waiting exceed computing alone, in turns."""
+    times, rounds = often
     found: list[float] = []
     for _ in range(TURNS):
         dist.barrier(group)
         begin = time.perf_counter()
-        for _ in range(ROUNDS // TURNS):
+        for _ in range(rounds // TURNS):
             chunk.run(times)
         alone = time.perf_counter() - begin
         dist.barrier(group)
         begin = time.perf_counter()
-        for _ in range(ROUNDS // TURNS):
+        for _ in range(rounds // TURNS):
             chunk.run(times)
             run_through(start)
-        found.append((time.perf_counter() - begin - alone) / (ROUNDS // TURNS))
+        found.append((time.perf_counter() - begin - alone) / (rounds // TURNS))
     return found
 
 

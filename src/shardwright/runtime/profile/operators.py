@@ -79,14 +79,10 @@ def measure_operators(
     Equal shards are measured once. Requests that fail, or that the budget does not reach, have no
     record and will be modelled; after ``stop`` none has.
     """
-    shards: dict[str, Shard] = {}
-    for index, inputs, outputs in requests:
-        shard = make_shard(captured, (index, inputs, outputs), setting.device, setting.precision)
-        if shard is not None:
-            shards.setdefault(shard.keys[0], shard)
+    shards = distinct_shards(captured, requests, setting)
     if not shards:
         return []
-    job = Job(shards=tuple(shards.values()), budget_seconds=budget_seconds, device=setting.device)
+    job = Job(shards=shards, budget_seconds=budget_seconds, device=setting.device)
     results = run_workers(
         "shardwright.runtime.profile.operators:work",
         [job] * max(setting.concurrency, 1),
@@ -94,15 +90,32 @@ def measure_operators(
         progress=progress,
         stop=stop,
     )
-    if not results:
-        return []
+    return merged(shards, results, setting.environment) if results else []
+
+
+def distinct_shards(
+    captured: Captured, requests: Sequence[Request], setting: Setting
+) -> tuple[Shard, ...]:
+    """Return what is measured for requests, each once; nothing for those that cannot be sent."""
+    shards: dict[str, Shard] = {}
+    for request in requests:
+        shard = make_shard(captured, request, setting.device, setting.precision)
+        if shard is not None:
+            shards.setdefault(shard.keys[0], shard)
+    return tuple(shards.values())
+
+
+def merged(
+    shards: Sequence[Shard], results: Sequence[Sequence[Timings]], environment: str
+) -> list[Record]:
+    """Return records of what every process has seen of the same shards."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     records: list[Record] = []
-    for shard, *timings in zip(job.shards, *results, strict=True):
+    for shard, *timings in zip(shards, *results, strict=True):
         for phase, key in enumerate(shard.keys):
             found = [pair[phase] for pair in timings if pair[phase] is not None]
             if found:
-                records.append(_record(key, found, setting.environment, now))
+                records.append(_record(key, found, environment, now))
     return records
 
 

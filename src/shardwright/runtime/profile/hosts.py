@@ -1,0 +1,177 @@
+"""Measure where a plan is to run: in the ranks of a cluster, which have joined a world already.
+
+What measures this machine in processes of its own measures here in all ranks at once, each calling the
+same functions with equal arguments. Whoever has more ranks than cores has ranks that compute more slowly
+than their own clocks say: how much more slowly is measured first, and everything that a thread's clock
+has timed is that much longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import PACK, UPDATE, Record, link_label
+from shardwright.runtime.place import device_of, this_host
+from shardwright.runtime.profile import operators
+from shardwright.runtime.profile.beneath import Chunk
+from shardwright.runtime.profile.clock import Timing
+from shardwright.runtime.profile.collectives import (
+    PRIMITIVES,
+    SIZES,
+    Probe,
+    name_records,
+    time_collectives,
+)
+from shardwright.runtime.profile.machine import resident_bytes
+from shardwright.runtime.profile.overheads import time_overheads
+from shardwright.runtime.profile.passes import time_in_passes
+from shardwright.runtime.profile.shards import Request
+from shardwright.runtime.profile.workers import Progress
+
+if TYPE_CHECKING:
+    from shardwright.runtime.capture import Captured
+
+Groups = tuple[tuple[int, ...], ...]
+# Networks go on as they are at 4 MiB; larger messages of slow ones would take all the time there is.
+PROBE = Probe(primitives=PRIMITIVES, sizes=SIZES[:-1])
+# To see whether what was measured still holds.
+BRIEF = Probe(primitives=("all_reduce", "transfer"), sizes=(SIZES[3], SIZES[5]), overheads=False)
+# How long all ranks compute to see how much of a core each has.
+CROWDED_SECONDS = 0.5
+OF_THREADS = (
+    "held|",
+    "stolen|",
+    UPDATE,
+    PACK,
+    "overhead|segment",
+    "overhead|message",
+    "overhead|update",
+)
+
+
+def group_shapes(cluster: Cluster) -> tuple[Groups, ...]:
+    """Return the groups that are measured at the same time, for each shape that divides the cluster.
+
+    Groups of one shape are so many devices on each of so many hosts, and each host is in one of them.
+    All devices together are the last.
+    """
+    on: dict[int, list[int]] = {}
+    for number, device in enumerate(cluster.devices):
+        on.setdefault(device.host, []).append(number)
+    hosts = list(on.values())
+    found: dict[Groups, None] = {}
+    for across in _divisors(len(hosts)):
+        for inside in _divisors(min(map(len, hosts))):
+            if across * inside > 1:
+                parts = (hosts[at : at + across] for at in range(0, len(hosts), across))
+                found[tuple(tuple(d for one in part for d in one[:inside]) for part in parts)] = (
+                    None
+                )
+    found[(tuple(range(cluster.num_devices)),)] = None
+    return tuple(found)
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def measure_links(
+    cluster: Cluster,
+    *,
+    environment: str,
+    budget_seconds: float,
+    report: Progress,
+    probe: Probe = PROBE,
+) -> list[Record]:
+    """Measure messages of all shapes of groups, alone and beneath computation, and what running a rank
+    costs besides; a collective call. Rank 0's clock counts, and its ``report`` is told."""
+    rank, place = dist.get_rank(), own_place()
+    found: dict[str, Timing] = {}
+    slower = crowding() if place.type == "cpu" else 1.0
+    if place.type == "cpu" and probe.overheads:
+        found["overhead|process_bytes"] = Timing(
+            seconds=float(resident_bytes()), spread=0.0, count=1
+        )
+        dist.barrier()  # all ranks are busy while any of them is measured
+        found |= time_overheads()
+    records: list[Record] = []
+    shapes = group_shapes(cluster)
+    for number, shape in enumerate(shapes):
+        groups = [dist.new_group(list(devices)) for devices in shape]
+        mine = next(
+            (one for one, devices in zip(groups, shape, strict=True) if rank in devices), None
+        )
+        if mine is not None:
+            share = budget_seconds / len(shapes)
+            found |= time_collectives(mine, probe, share, lambda *_: None, place)  # type: ignore[arg-type]
+        dist.barrier()
+        if mine is not None:
+            dist.destroy_process_group(mine)  # type: ignore[arg-type]
+        report(number + 1, len(shapes))
+        first = shape[0]
+        hosts = len({cluster.devices[device].host for device in first})
+        longer = {name: _crowded(name, one, slower) for name, one in found.items()}
+        label = link_label(cluster, first)
+        records += name_records(longer, hosts, len(first), label, environment)
+        found = {}
+    return records
+
+
+def measure_operators(
+    captured: Captured,
+    requests: Sequence[Request],
+    setting: operators.Setting,
+    *,
+    budget_seconds: float,
+    report: Progress,
+) -> list[Record]:
+    """Measure operator shards on all ranks at once; every rank returns what all have seen."""
+    place = own_place()
+    shards = operators.distinct_shards(captured, requests, replace(setting, device=place.type))
+    if not shards:
+        return []
+    slower = crowding() if place.type == "cpu" else 1.0
+    if place.type == "cpu":  # with as many threads as it trains with
+        mine = time_in_passes(shards, budget_seconds, report)
+    else:
+        job = operators.Job(shards=shards, budget_seconds=budget_seconds, device=place.type)
+        mine = operators.work(place.index or 0, job, Path(), report)
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    return [
+        replace(one, seconds=slower * one.seconds, spread=slower * one.spread)
+        for one in operators.merged(shards, ranks, setting.environment)
+    ]
+
+
+def own_place() -> torch.device:
+    """Return this rank's device, as it trains."""
+    return torch.device(device_of("", "", this_host()))
+
+
+def crowding() -> float:
+    """Return how many times as long as its own clock says a rank computes while all of them do; the mean
+    of all ranks."""
+    chunk = Chunk()
+    times = max(1, round(CROWDED_SECONDS / chunk.once))
+    dist.barrier()
+    begin, own = time.perf_counter(), time.thread_time()
+    chunk.run(times)
+    ratio = (time.perf_counter() - begin) / (time.thread_time() - own)
+    shared = torch.tensor([ratio], dtype=torch.float64)
+    dist.all_reduce(shared)
+    return max(1.0, float(shared.item()) / dist.get_world_size())
+
+
+def _crowded(name: str, timing: Timing, slower: float) -> Timing:
+    if not name.startswith(OF_THREADS):
+        return timing
+    return replace(timing, seconds=slower * timing.seconds, spread=slower * timing.spread)
