@@ -56,7 +56,9 @@ def test_groups_of_every_shape_are_measured_with_each_host_in_one_of_them(
 
 
 def test_hosts_with_unequal_devices_are_measured_as_one_group_too() -> None:
-    more = '[[host]]\nname = "b"\nkind = "core"\ndevices = 3\nlink = "5 GB/s"\nuplink = "10 Gbit/s"\n'
+    more = (
+        '[[host]]\nname = "b"\nkind = "core"\ndevices = 3\nlink = "5 GB/s"\nuplink = "10 Gbit/s"\n'
+    )
     found = hosts.group_shapes(read_cluster(described(1, 2) + more))
     assert [list(groups) for groups in found] == [
         [(0, 1), (2, 3)],
@@ -85,9 +87,10 @@ def measured(file: str, model: str) -> Profile:
     """Profile as one rank, so briefly that the numbers say nothing but that they are there."""
     from shardwright.runtime.profile import passes
 
-    hosts.PROBE = hosts.Probe(sizes=(1024, 65536), overheads=False)
+    hosts.PROBE = hosts.Probe(primitives=("all_reduce",), sizes=(1024,), overheads=False)
     hosts.CROWDED_SECONDS = passes.LEAST_SECONDS = 0.02
-    return profile_hosts(model, file, Request(global_batch=8, seconds=4.0), Watch())
+    request = Request(global_batch=8, seconds=4.0, seed_plan="megatron:2x1")
+    return profile_hosts(model, file, request, Watch())
 
 
 @pytest.mark.ranks
@@ -104,10 +107,10 @@ def test_what_ranks_measure_is_what_their_cluster_is_planned_with(
     cluster = read_cluster(described(2))
     costs = known_costs(where=environment_of(cluster))
     assert costs == first.costs
-    assert first.num_measured >= first.num_known > 10
+    assert first.num_measured > 10
     points = costs.collective_map[collective_key("all_reduce", 2, 2, "10Gbit/s")]
-    assert [size for size, _, _ in points] == [1024, 65536]
-    assert message_burden("all_reduce", 4096, (0, 1), cluster, costs).held > 0
+    assert [size for size, _, _ in points] == [1024]
+    assert message_burden("all_reduce", 1024, (0, 1), cluster, costs).held > 0
     assert costs.operators
 
 
