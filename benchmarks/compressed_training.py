@@ -2,7 +2,7 @@
 
 Four ranks in this process run our executor: a small GPT predicts the next character of the standard library's own
 text, a small CNN reads drawn digits (shifted, noisy). All train on the same batches, from the same weights, at the same
-rate; momentum is the optimizer's where gradients are whole, and comes before the selection where elements are selected.
+rate; momentum is the optimizer's where gradients are whole, and comes before the selection where elements are.
 Prints the loss over fixed held-out samples at the end, mean and by seed.
 """
 
@@ -148,8 +148,7 @@ def train(model: str, way: Way, asked: argparse.Namespace, seed: int) -> float:
     captured = capture(module, given[0])
     plain = seed_strategy(captured.graph, Seed(data=RANKS))
     program = lower(captured.graph, replace(plain, gradient_sync=way.sync(asked.density)))
-    momentum = 0.0 if way.feedback.momentum else MOMENTUM
-    optimizer = functools.partial(torch.optim.SGD, lr=asked.rate, momentum=momentum)
+    optimizer = functools.partial(torch.optim.SGD, lr=asked.rate, momentum=MOMENTUM)
 
     def run(world: LocalWorld) -> nn.Module:
         mine = copy.deepcopy(module)

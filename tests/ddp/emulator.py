@@ -35,17 +35,21 @@ def tree(sets, owed, k):
 
 
 def doubling(sets, owed, k):
+    """Of what is dropped everyone takes back its own share, and that of who handed its own over."""
     workers, power = len(sets), 1
     while 2 * power <= len(sets):
         power *= 2
     for extra in range(power, workers):
         sets[extra - power] = merge_into(sets, owed, extra - power, extra, k, extra - power)
+    shares = [one.copy() for one in sets[:power]]
     stride = 1
     while stride < power:
         for first in range(0, power, 2 * stride):
-            merged = merge_into(sets, owed, first, first + stride, k, first)
+            merged = merge_into(sets, owed, first, first + stride, k, None)
             for member in range(first, first + 2 * stride):
                 sets[member] = merged
+                owed[member] = owed[member] + np.where(merged == 0, shares[member], 0)
+                shares[member] = np.where(merged == 0, 0, shares[member])
         stride *= 2
     return sets[0]
 

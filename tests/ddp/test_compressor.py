@@ -217,6 +217,28 @@ def test_momentum_is_masked_where_something_was_sent():
     np.testing.assert_allclose(compressor.owed("first.weight"), rest, atol=1e-13)
 
 
+def test_what_travels_whole_has_the_momentum_that_the_optimizer_has_not():
+    inputs = drawn(2, steps=4)
+    inputs[2][1]["bias"][0] = math.inf
+    means, compressors, _ = averaged(settings("top-k", momentum=0.5, dense_steps=1), inputs)
+    velocity = 0.0
+    for number in (0, 1, 3):  # nothing is kept of what is not finite
+        mine = sum(one["bias"].numpy() for one in inputs[number]) / 2
+        velocity = 0.5 * velocity + mine
+        for one in means[number]:
+            np.testing.assert_allclose(one["bias"], velocity, atol=1e-13)
+    assert all(not one["bias"].isfinite().all() for one in means[2])
+    # What is compressed later goes on with the velocity of the steps before.
+    first = [one["first.weight"].reshape(-1).numpy() for one in inputs[0]]
+    begun, sent = sum(first) / 2, 0.0
+    for one in inputs[1]:
+        sent = sent + emulator.top(0.5 * begun + one["first.weight"].reshape(-1).numpy(), 6)
+    found = means[1][0]["first.weight"].reshape(-1)
+    np.testing.assert_allclose(found, sent / 2, atol=1e-13)
+    states = [one.state_dict()["velocity"]["bias"] for one in compressors]
+    assert torch.equal(*states)
+
+
 def test_the_sum_of_clipped_gradients_is_no_longer_than_asked_for_ranks_that_agree():
     inputs = [[{name: 9 * one for name, one in drawn(1)[0][0].items()}] * 4]
     means, _, _ = averaged(settings("dense", clip=2.0), inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +22,11 @@ Packing = Literal["top-k", "int8", "1-bit"]
 MENU: tuple[tuple[Compressor, float], ...] = (
     ("int8", 1.0), ("1-bit", 1.0), ("top-k", 0.25), ("top-k", 0.1), ("top-k", 0.04), ("top-k", 0.01),
     ("top-k", 0.004), ("top-k", 0.001),
+)  # fmt: skip
+# And for all gradients alike: compressors of several messages, densities, and ranks of factors.
+MENU_IN_ROUNDS: tuple[tuple[Compressor, float, int], ...] = (
+    ("powersgd", 1.0, 4), ("powersgd", 1.0, 2), ("powersgd", 1.0, 1), ("gtop-k", 0.01, 1), ("gtop-k", 0.004, 1),
+    ("gtop-k", 0.001, 1),
 )  # fmt: skip
 WHOLE: tuple[Compressor, float] = ("none", 1.0)
 LEAST_SENT = 0.001  # where nobody says
@@ -123,17 +129,35 @@ def is_compressed(sync: GradientSync, dtype: str, shape: tuple[int, ...]) -> boo
     return is_matrix if sync.compressor == "powersgd" else True
 
 
+def allowed_in_rounds(
+    sync: GradientSync, least_sent: float, dtype: str, shapes: Collection[tuple[int, ...]]
+) -> list[tuple[float, GradientSync]]:
+    """Return how gradients of a dtype and of shapes may travel in rounds of messages that send at least a share
+    of the bits of each that they compress; with the least share that each does."""
+    found = list[tuple[float, GradientSync]]()
+    for compressor, density, rank in MENU_IN_ROUNDS:
+        feedback = replace(sync.feedback, rank=rank)
+        way = replace(sync, compressor=compressor, density=density, feedback=feedback)
+        shares = [
+            density if compressor in SPARSE else sent_density(way, shape)
+            for shape in shapes
+            if is_compressed(way, dtype, shape)
+        ]
+        if shares and min(shares) >= least_sent:
+            found.append((min(shares), way))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """Messages that pass at once while selections are merged: ``pairs`` of places, (sender, receiver).
 
     Receivers merge what comes with what they hold, the lower place's first; or hold it instead, where it
-    ``replaces`` that. What merging drops is owed by those at multiples of ``spacing``: of all that merge
-    the same two by one.
+    ``replaces`` that. Who swaps with another sees what merging drops of its own, and owes that; where nothing
+    goes back the receiver owes what it drops, and answers for the rest.
     """
 
     pairs: tuple[tuple[int, int], ...]
-    spacing: int = 1
     replaces: bool = False
 
     def sender_to(self, place: int) -> int:
@@ -159,8 +183,7 @@ def _by_doubling(ranks: int) -> tuple[Round, ...]:
     power = 1 << (ranks.bit_length() - 1)
     strides = [1 << level for level in range(power.bit_length() - 1)]
     rounds = [
-        Round(tuple([(place, place ^ stride) for place in range(power)]), spacing=2 * stride)
-        for stride in strides
+        Round(tuple([(place, place ^ stride) for place in range(power)])) for stride in strides
     ]
     if ranks == power:
         return tuple(rounds)

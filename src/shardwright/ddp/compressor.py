@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,11 +57,15 @@ class Compressor:
         for gradient in gradients.values() if self.settings.clip else ():
             gradient.mul_(self._scale(gradient))
         packed = {name: one for name, one in gradients.items() if self._is_packed(name, one)}
-        plain = [one for name, one in gradients.items() if name not in packed]
+        plain = {name: one for name, one in gradients.items() if name not in packed}
         if plain:
-            self._sum(plain)
+            self._sum(list(plain.values()))
+        momentum = self.settings.momentum
+        is_finite = self._are_finite(plain.values() if packed or momentum else ())
         if packed:
-            self._exchange(packed, is_finite=self._are_finite(plain))
+            is_finite = self._exchange(packed, is_finite=is_finite)
+        if momentum and is_finite:
+            self._carry_on(plain)
         if is_last:
             self.step += 1
 
@@ -85,12 +89,18 @@ class Compressor:
         self.wire.all_reduce(flat)
         _scatter(flat, gradients)
 
+    def _carry_on(self, means: Mapping[str, Tensor]) -> None:
+        """Give the momentum that the optimizer has not to what travelled whole, behind the sum."""
+        for name, velocity in self._velocities(means).items():
+            self._kept["velocity"][name] = velocity.clone()
+            means[name].copy_(velocity.view(means[name].shape))
+
     @staticmethod
-    def _are_finite(means: Sequence[Tensor]) -> bool:
+    def _are_finite(means: Iterable[Tensor]) -> bool:
         return all(bool(one.isfinite().all()) for one in means)
 
-    def _exchange(self, gradients: Mapping[str, Tensor], *, is_finite: bool) -> None:
-        """Exchange what is compressed. State changes only where all that came is finite."""
+    def _exchange(self, gradients: Mapping[str, Tensor], *, is_finite: bool) -> bool:
+        """Exchange what is compressed, and tell whether all that came is finite: only then states change."""
         velocities = self._velocities(gradients)
         inputs = {
             name: self._with_residual(name, velocity) for name, velocity in velocities.items()
@@ -103,10 +113,11 @@ class Compressor:
         if bool(found.mean.isfinite().all()):
             self._commit(gradients, lot, found, velocities)
             _scatter(found.mean, list(gradients.values()))
-            return
+            return True
         self.skipped += 1
         for gradient in gradients.values():
             gradient.fill_(math.nan)
+        return False
 
     def _velocities(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return gradients as they enter the selection: flat, wide, and with momentum."""

@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shardwright.core.compression import merge_rounds
+from shardwright.core.compression import Round, merge_rounds
 from shardwright.ddp.settings import Compression, MethodName
 from shardwright.ddp.wire import Wire
 from shardwright.runtime.compression import (
     Sparse,
+    after_round,
     left_product,
-    merged,
     orthonormal,
     packed,
     quantised,
@@ -92,75 +92,56 @@ def top_k(lot: Lot, wire: Wire) -> Exchanged:
 def g_top_k(lot: Lot, wire: Wire) -> Exchanged:
     """Keep the k largest of the merged selections of all ranks.
 
-    What merging drops is added to what one of the ranks that merge owes (conserving). By the paper's
-    rule each rank takes back those of its own that are not among the last k; what was dropped on the
-    way and is among them by another rank's share is lost.
+    What merging drops goes back to who put it in, or is owed by who dropped it where the others do not see that
+    (conserving; ``core.compression.Round``). By the paper's rule each rank takes back those of its own that are
+    not among the last k; what was dropped on the way and is among them by another rank's share is lost.
     """
     mine = _selected(lot)
     owed = _without(lot.flat, mine)
-    merger = _Merger(lot, mine, owed if lot.settings.residual == "conserving" else None)
-    _merge(merger, wire, lot.settings.method)
-    mean = torch.zeros_like(lot.flat).index_add_(0, merger.held.indices, merger.held.values)
+    final = _merged_selection(lot, wire, mine, owed)
+    mean = torch.zeros_like(lot.flat).index_add_(0, final.indices, final.values)
     if lot.settings.residual == "paper":
         refused = Sparse(
-            mine.indices,
-            mine.values.masked_fill(torch.isin(mine.indices, merger.held.indices), 0),
+            mine.indices, mine.values.masked_fill(torch.isin(mine.indices, final.indices), 0)
         )
         owed.index_add_(0, refused.indices, refused.values)
     return Exchanged(mean / wire.size, owed, mine.indices)
 
 
-class _Merger:
-    """What a rank holds while selections are merged; ``owed`` takes what is dropped."""
-
-    def __init__(self, lot: Lot, mine: Sparse, owed: Tensor | None) -> None:
-        self.held, self._owed = mine, owed
-        self._kept, self._dtype = list(lot.kept), lot.flat.dtype
-
-    @property
-    def message(self) -> Tensor:
-        """What is held, for the wire."""
-        return packed(self.held)
-
-    def replace(self, message: Tensor) -> None:
-        """Hold what came."""
-        self.held = unpacked(message, self._dtype)
-
-    def merge(self, message: Tensor, *, mine_first: bool, keeps_rest: bool) -> None:
-        """Merge with what came, unit by unit."""
-        pair = [self.held, unpacked(message, self._dtype)]
-        one, other = pair if mine_first else pair[::-1]
-        units = list[Sparse]()
-        for start, count in zip(_starts(self._kept), self._kept, strict=True):
-            part = slice(start, start + count)
-            kept, rest = merged(
-                Sparse(one.indices[part], one.values[part]),
-                Sparse(other.indices[part], other.values[part]),
-                count,
-            )
-            units.append(kept)
-            if keeps_rest and self._owed is not None:
-                self._owed.index_add_(0, rest.indices, rest.values)
-        self.held = _joined(units)
-
-
-def _merge(merger: _Merger, wire: Wire, method: MethodName) -> None:
-    """Merge in rounds (``core.compression.merge_rounds``)."""
-    for turn in merge_rounds(method, wire.size):
-        receiver, sender = turn.receiver_of(wire.rank), turn.sender_to(wire.rank)
-        if receiver >= 0 and receiver == sender:
-            theirs = wire.swap(merger.message, sender)
-        else:
-            if receiver >= 0:
-                wire.send(merger.message, receiver)
-            if sender < 0:
-                continue
-            theirs = wire.receive(merger.message, sender)
+def _merged_selection(lot: Lot, wire: Wire, mine: Sparse, owed: Tensor) -> Sparse:
+    """Merge in rounds (``core.compression.merge_rounds``), unit by unit; ``owed`` takes what is dropped
+    where that is conserved."""
+    held = own = _split(mine, lot.kept)
+    for turn in merge_rounds(lot.settings.method, wire.size):
+        theirs = _passed_on(turn, wire, packed(_joined(held)))
+        if theirs is None:
+            continue
+        came = _split(unpacked(theirs, lot.flat.dtype), lot.kept)
         if turn.replaces:
-            merger.replace(theirs)
-        else:
-            is_lower, owes = wire.rank < sender, wire.rank % turn.spacing == 0
-            merger.merge(theirs, mine_first=is_lower, keeps_rest=owes)
+            held = came
+            continue
+        units = zip(held, came, own, strict=True)
+        found = [after_round(turn, wire.rank, *unit) for unit in units]
+        held, own = [one.held for one in found], [one.mine for one in found]
+        for one in found if lot.settings.residual == "conserving" else ():
+            owed.index_add_(0, one.rest.indices, one.rest.values)
+    return _joined(held)
+
+
+def _passed_on(turn: Round, wire: Wire, message: Tensor) -> Tensor | None:
+    """Send what is held as a round says, and return what comes, None where nothing does."""
+    receiver, sender = turn.receiver_of(wire.rank), turn.sender_to(wire.rank)
+    if receiver >= 0 and receiver == sender:
+        return wire.swap(message, sender)
+    if receiver >= 0:
+        wire.send(message, receiver)
+    return wire.receive(message, sender) if sender >= 0 else None
+
+
+def _split(sparse: Sparse, counts: Sequence[int]) -> list[Sparse]:
+    """Return the units of what ``_joined`` joined."""
+    parts = zip(sparse.indices.split(list(counts)), sparse.values.split(list(counts)), strict=True)
+    return [Sparse(*part) for part in parts]
 
 
 def quantise(lot: Lot, wire: Wire) -> Exchanged:

@@ -34,7 +34,7 @@ class Compression:
     ``residual``: what is not sent is added to the next gradient (``conserving``); ``paper`` is the
     published rule of gTop-k, which loses what is dropped while merging; ``none`` forgets it.
     ``momentum`` runs before the selection and is masked where something was sent (momentum
-    correction): the optimizer must then have none. ``clip`` bounds the norm of the gradient that
+    correction), and behind the sum of what travels whole: the optimizer must then have none. ``clip`` bounds the norm of the gradient that
     all ranks together put in: each parameter of each rank gets its share by size.
 
     The first ``dense_steps`` steps, and parameters of fewer than ``dense_below`` elements, travel as

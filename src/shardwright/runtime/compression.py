@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.core.compression import Round
+
 MOST_ELEMENTS = 2**31 - 1  # of what one index of 32 bits can point into
 
 
@@ -77,6 +79,31 @@ def merged(one: Sparse, other: Sparse, count: int) -> tuple[Sparse, Sparse]:
         Sparse(indices[kept], values[kept]).padded(count),
         Sparse(indices[rest], values[rest]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a place has of a gradient after a round: what it ``held`` then, what of that it answers for
+    (``mine``), and what was dropped that it owes (``rest``)."""
+
+    held: Sparse
+    mine: Sparse
+    rest: Sparse
+
+
+def after_round(turn: Round, place: int, held: Sparse, came: Sparse, mine: Sparse) -> Merged:
+    """Merge what ``came`` to a place in a round with what it held, ``mine`` of which is its own.
+
+    What is dropped goes back to who put it in, so that each keeps its own terms: the sum of all, released
+    by one rank at once, is as many times as large a step.
+    """
+    is_lower = place < turn.sender_to(place)
+    kept, rest = merged(*((held, came) if is_lower else (came, held)), len(held.indices))
+    if turn.receiver_of(place) < 0:
+        return Merged(kept, kept, rest)
+    is_left = torch.isin(mine.indices, kept.indices)
+    left, refused = (mine.values.masked_fill(one, 0) for one in (~is_left, is_left))
+    return Merged(kept, Sparse(mine.indices, left), Sparse(mine.indices, refused))
 
 
 def packed(sparse: Sparse) -> Tensor:

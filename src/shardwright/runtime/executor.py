@@ -43,7 +43,7 @@ from shardwright.runtime.reading import Reader
 from shardwright.runtime.scaling import scaler_of
 from shardwright.runtime.status import StatusFile
 from shardwright.runtime.stream import TrainingStep
-from shardwright.runtime.update import bound_of, check_optimizer, share_of
+from shardwright.runtime.update import admit_optimizer, bound_of, share_of
 from shardwright.runtime.updating import Ends, Updating
 from shardwright.runtime.waiting import Action
 from shardwright.runtime.world import TorchWorld
@@ -94,7 +94,7 @@ class Executor(Keeping):
         self.reader, self.status = Reader(self.options.seed), StatusFile(self.rank)
         self._max_norm = bound_of(program, self.options.max_norm)
         self._oracle = Oracle(self.machine.clock, self.options.extrapolation)
-        check_optimizer(
+        admit_optimizer(
             self.optimizer, self.machine, self._oracle.how, scales=self.scaler is not None
         )
         self.outputs: dict[str, Tensor] = {}

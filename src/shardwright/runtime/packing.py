@@ -14,8 +14,8 @@ from shardwright.core.compression import INDEX_BYTES, merge_rounds
 from shardwright.core.program import Transform, Value
 from shardwright.runtime.compression import (
     Sparse,
+    after_round,
     largest,
-    merged,
     quantised,
     signs,
     unpacked,
@@ -112,24 +112,23 @@ def summed(
 def merge(
     transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
-    """Merge what came in a round with what was held; one of those that merge the same owes the rest."""
+    """Merge what came in a round with what was held. Where residuals keep what that drops, what of the latter
+    is this rank's own comes behind, before them, and is written for rounds to come."""
     rounds = merge_rounds(transform.word("compressor"), transform.count("ranks"))
     turn, place = rounds[transform.count("turn")], transform.count("place")
-    count, sender = len(tensors) - len(results), turn.sender_to(place)
-    held, came, owed = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
-    if sender < 0:
-        return [*held, *owed]
+    count, dtype = transform.count("gradients"), DTYPES[transform.word("dtype")]
+    held, came, mine, states = (tensors[at * count : (at + 1) * count] for at in range(4))
+    goes_on = len(results) > count + len(states)
+    if turn.sender_to(place) < 0:
+        return [*held, *(mine if goes_on else ()), *states]
     if turn.replaces:
         return [*came]
-    dtype, made = DTYPES[transform.word("dtype")], list[Tensor]()
-    for number, (mine, theirs) in enumerate(zip(held, came, strict=True)):
-        first, second = (mine, theirs) if place < sender else (theirs, mine)
-        one, other = _selection(first, dtype), _selection(second, dtype)
-        kept, rest = merged(one, other, len(one.indices))
-        made.append(pairs_packed(kept).view(torch.uint8))
-        if owed and place % turn.spacing == 0:
-            _owe(owed[number], rest)
-    return [*made, *owed]
+    ends = zip(held, came, mine or held, strict=True)
+    found = [after_round(turn, place, *[_selection(one, dtype) for one in each]) for each in ends]
+    for residual, one in zip(states, found):
+        _owe(residual, one.rest)
+    sent = [one.held for one in found] + [one.mine for one in found if goes_on]
+    return [*[pairs_packed(one).view(torch.uint8) for one in sent], *states]
 
 
 def take_back(

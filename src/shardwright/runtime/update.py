@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shardwright.core.compression import PACKS, packed_by
 from shardwright.core.layout import is_split
 from shardwright.core.program import Program
 from shardwright.core.staleness import Extrapolation, lag, rate_share
@@ -15,6 +17,7 @@ from shardwright.errors import InputError
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.outputs import counts
+from shardwright.runtime.parameters import Master
 from shardwright.runtime.prediction import check_prediction
 
 # Optimizers of torch that run the model in their step, and those that look at whole tensors.
@@ -22,12 +25,13 @@ CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
 WHOLE_OPTIMIZERS = frozenset({"Adafactor", "Muon"})
 
 
-def check_optimizer(
+def admit_optimizer(
     optimizer: torch.optim.Optimizer, machine: Machine, how: Extrapolation, *, scales: bool
 ) -> None:
     """Refuse optimizers whose update of an element needs more than the element's shard, or more than one
     call a step where the plan makes several, or by which weights cannot be predicted as they are to be;
-    ``scales``: the loss, by what all gradients are."""
+    ``scales``: the loss, by what all gradients are. Momentum that the plan has in front of a selection is
+    taken off it."""
     _check_updates(optimizer, machine.program, scales=scales)
     _check_momentum(optimizer, machine.program)
     check_prediction(optimizer, machine.program.strategy.pipeline.staleness, how)
@@ -42,20 +46,58 @@ def check_optimizer(
             + "; use an elementwise optimizer such as AdamW"
             + ("" if name in CLOSURE_OPTIMIZERS else ", or a plan that shards no parameter")
         )
+    _leave_momentum_in_front(optimizer, machine.program, machine.parameters.masters)
+
+
+def _leave_momentum_in_front(
+    optimizer: torch.optim.Optimizer, program: Program, masters: Sequence[Master]
+) -> None:
+    """Take an optimizer's momentum off the parameters whose gradients have it before they are selected: in
+    groups of their own. Those whose gradients travel whole keep it."""
+    momentum = program.strategy.gradient_sync.feedback.momentum
+    if not momentum:
+        return
+    packs = [one for one in program.transforms if one.name in PACKS]
+    tensors = {program.values[one].tensor for pack in packs for one in packed_by(pack)}
+    selected = {id(one.parameter) for one in masters if program.values[one.value].tensor in tensors}
+    for group in tuple(optimizer.param_groups):
+        if group.get("momentum"):
+            _divide(optimizer, group, [id(one) in selected for one in group["params"]])
+
+
+def _divide(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], leaves: Sequence[bool]
+) -> None:
+    """Let those members of a group that leave have a group like it, without momentum."""
+    if all(leaves):
+        group["momentum"] = 0.0
+        return
+    members = {
+        key: list(zip(group[key], leaves, strict=True))
+        for key in ("params", "param_names")
+        if key in group
+    }
+    other = {**group, "momentum": 0.0}
+    for key, ends in members.items():
+        group[key] = [one for one, is_leaving in ends if not is_leaving]
+        other[key] = [one for one, is_leaving in ends if is_leaving]
+    if any(leaves):
+        optimizer.param_groups.append(other)
 
 
 def _check_momentum(optimizer: torch.optim.Optimizer, program: Program) -> None:
-    """Refuse momentum behind a selection that has it in front."""
+    """Refuse momentum behind a selection that has another in front."""
     momentum = program.strategy.gradient_sync.feedback.momentum
-    found = [
-        group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups
-    ]
-    if momentum and any(found):
-        raise InputError(
-            f"this plan's gradients have a momentum of {momentum:g} before they are selected, so that the "
-            f"optimizer must have none, but it has {max(found):g}; use SGD with momentum 0, or plan without "
-            "--gradient-momentum"
-        )
+    for group in optimizer.param_groups if momentum else ():
+        found = group.get("momentum") or group.get("betas", (0,))[0]
+        is_other = group.get("betas") or group.get("nesterov") or group.get("dampening")
+        if found and (is_other or found != momentum):
+            raise InputError(
+                f"this plan's gradients have a momentum of {momentum:g} before they are selected, and those that "
+                f"travel whole may have no other, but the optimizer has {found:g}"
+                f"{' of another kind' if is_other else ''}; use SGD(momentum={momentum:g}) or one without "
+                "momentum, or plan without --gradient-momentum"
+            )
 
 
 def _check_updates(optimizer: torch.optim.Optimizer, program: Program, *, scales: bool) -> None:

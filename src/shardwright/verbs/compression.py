@@ -69,7 +69,7 @@ def _option(request: Request) -> str:
 def _check_allowed(request: Request) -> None:
     if feedback_of(request) != Feedback():
         raise InputError(
-            "a planner that may compress chooses among top-k, int8 and 1-bit with residuals, but asked are "
+            "a planner that may compress chooses the compressor and its rank, with residuals, but asked are "
             f"{feedback_of(request).words}; leave these out, or --allow-compression"
         )
     if request.compressor != "none" or not 0 < request.density <= 1:

@@ -139,7 +139,7 @@ class Request:
     momentum: float = option(
         0.0,
         "Momentum before top-k or gtop-k selects, masked where something was sent; the optimizer must have "
-        "none (memory: one gradient).",
+        "the same, for what travels whole, or none (memory: one gradient).",
         "--gradient-momentum",
     )
     local_norm: float = option(

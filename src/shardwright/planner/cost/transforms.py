@@ -131,7 +131,7 @@ def _merge(
     packs = [values[one] for one in transform.reads if values[one].role == "gradient"]
     costs = [
         pack_cost(transform.name, one.shape[0] // (width + INDEX_BYTES), width, kind, table)
-        for one in packs[: len(packs) // 2]
+        for one in packs[: transform.count("gradients", len(packs) // 2)]
     ]
     return _total(costs)
 

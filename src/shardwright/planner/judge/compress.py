@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from shardwright.core.compression import (
+    MENU,
+    MERGED,
     WHOLE,
+    allowed_in_rounds,
     allowed_ways,
     is_worth_packing,
+    merge_rounds,
     packed_bytes,
+    sent_share,
     wide_dtype,
 )
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program
-from shardwright.core.strategy import Compressor, GradientSync
+from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program, Value
+from shardwright.core.strategy import REAL, Compressor, GradientSync
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.burden import BENEATH, is_measured, message_burden
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.judge.evaluate import (
     Evaluation,
     Run,
+    merge,
     message_cost,
     priced,
     sent_alone,
@@ -69,13 +75,14 @@ def packings(
     """Yield how a plan's gradients could travel faster, for each least share of bits, densest first.
 
     In deep graphs all in one way, so that equal blocks stay alike; else every bucket in its own
-    (``choose_ways``), and all in the way that loses most, too: the simulator has the last word.
+    (``choose_ways``), and all in the way that loses most, too: the simulator has the last word. What takes
+    several messages that follow each other is for all alike: it comes behind backward.
     """
     own = evaluation.strategy.gradient_sync
-    menu = allowed_ways(least_sent, "float32")
     if context.facts.folder.is_long:
-        for compressor, density in menu:
-            yield replace(own, compressor=compressor, density=density)
+        program, _ = priced(context, evaluation.strategy)
+        for _, sync in _offers(own, least_sent, _summed(program)):
+            yield sync
         return
     alone = replace(own, method="wfbp", buckets=())
     strategy = replace(evaluation.strategy, gradient_sync=alone)
@@ -85,9 +92,45 @@ def packings(
         for lane in _lanes(context, program, timeline)
         if any(unit.dtype for unit in lane.units)
     ]
-    for last, how in enumerate(menu if lanes else (), 1):
-        yield _chosen(context, alone, lanes, menu[:last])
-        yield _alike(context, alone, lanes, how)
+    menu = list[How]()
+    for how, sync in _offers(alone, least_sent, _summed(program)) if lanes else ():
+        if how in MENU:
+            menu.append(how)
+            yield _chosen(context, alone, lanes, menu)
+            yield _alike(context, alone, lanes, how)
+        else:
+            asked = evaluator(replace(strategy, gradient_sync=sync), evaluation.least_seconds)[2]
+            yield merge(context, asked, evaluator).strategy.gradient_sync
+
+
+def _offers(
+    own: GradientSync, least_sent: float, found: Collection[tuple[Value, int]]
+) -> list[tuple[How, GradientSync]]:
+    """Return how all gradients may travel that are summed over so many devices, densest first."""
+    ways = [
+        (sent_share(*how, "float32"), replace(own, compressor=how[0], density=how[1]))
+        for how in allowed_ways(least_sent, "float32")
+    ]
+    shapes = {one.shape for one, _ in found if one.dtype in REAL}
+    # Merging pays where it takes fewer messages than there are packs of others to gather.
+    merges = any(len(merge_rounds("gtop-k", ranks)) < ranks - 1 for _, ranks in found)
+    ways += [
+        (share, sync)
+        for share, sync in allowed_in_rounds(own, least_sent, "float32", shapes)
+        if merges or sync.compressor not in MERGED
+    ]
+    ways.sort(key=lambda way: -way[0])  # of equal shares what takes one message first
+    return [((sync.compressor, sync.density), sync) for _, sync in ways]
+
+
+def _summed(program: Program) -> list[tuple[Value, int]]:
+    """Return the gradients that are summed over devices, and over how many."""
+    return [
+        (program.values[source], math.prod(program.meshes[one.mesh].sizes[at] for at in one.axes))
+        for one in program.messages
+        if one.purpose == "synchronise" and one.primitive == "all_reduce"
+        for source in one.sources
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from shardwright.planner.lower.lot import Lot
 
 def merged(lot: Lot, mine: tuple[int, ...]) -> list[Step]:
     """Return the steps that merge what devices packed, and write the sums."""
-    held, steps, feedback = mine, list[Step](), lot.sync.feedback
+    held, own, steps, feedback = mine, mine, list[Step](), lot.sync.feedback
     owed = lot.residuals if feedback.residual == "conserving" else ()
     compressor = lot.sync.compressor
-    for turn, one in enumerate(merge_rounds(compressor, lot.ranks)):
+    rounds = merge_rounds(compressor, lot.ranks)
+    last = max(turn for turn, one in enumerate(rounds) if not one.replaces)
+    for turn, one in enumerate(rounds):
         came, merging = lot.packs(), lot.packs()
         size = sum(lot.pack_bytes)
         steps.append(lot.message("send_receive", held, came, size, pairs=one.pairs))
@@ -24,13 +26,16 @@ def merged(lot: Lot, mine: tuple[int, ...]) -> list[Step]:
             "axes": lot.axes,
             "compressor": compressor,
             "dtype": lot.wide,
+            "gradients": len(held),
             "ranks": lot.ranks,
             "turn": turn,
         }
         owing = () if one.replaces else owed
-        merge = lot.transform("merge", (*held, *came), merging, owing, said=said)
-        steps.append(merge)
-        held = merging
+        # What of the merged is a device's own, as long as there is more to drop.
+        left = lot.packs() if owing and turn < last else ()
+        reads = (*held, *came, *(own if owing else ()))
+        steps.append(lot.transform("merge", reads, (*merging, *left), owing, said=said))
+        held, own = merging, left
     if feedback.residual == "paper":
         back = lot.transform(
             "take back", (*mine, *held), (), lot.residuals, said={"dtype": lot.wide}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.compression import (
     MERGED,
+    allowed_in_rounds,
     allowed_ways,
     factor_shapes,
     is_compressed,
@@ -395,6 +396,7 @@ def _least_sum(
         replace(sync, compressor=how, density=density)
         for how, density in allowed_ways(least_sent, summed.dtype)
     ]
+    ways += [way for _, way in allowed_in_rounds(sync, least_sent, summed.dtype, [summed.shape])]
     return min([summed.message_seconds(decisions, way) for way in ways], default=math.inf)
 
 

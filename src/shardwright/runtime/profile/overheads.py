@@ -7,8 +7,9 @@ in a step; run again and again it would take half as long. The clock is the thre
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwright.core.compression import Packing, packed_bytes
+from shardwright.core.compression import Packing, kept_elements, packed_bytes
 from shardwright.core.costs import PACK, UPDATE
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
@@ -32,6 +33,9 @@ _UPDATED_BYTES, _MANY = 16 * 2**20, 32
 _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
 # Elements of a gradient that is compressed, the density of top-k, and the seconds for one of them.
 _ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.03
+_COLUMNS = (1, 4)  # of factors
+
+Action = Callable[[], list[Tensor]]
 
 
 def time_overheads() -> dict[str, Timing]:
@@ -151,30 +155,94 @@ def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
 
 
 def _pack_seconds(others: Others) -> dict[str, Timing]:
-    """Time what compresses gradients, and what adds those of ranks, one rank's."""
+    """Time what compresses gradients, what adds those of ranks, one rank's, what merges two selections (by
+    elements kept), and what makes factors: of one column more, and what does not depend on columns."""
+    found: dict[str, Timing] = {}
+    for elements in _ELEMENTS:
+        kept = kept_elements(_DENSITY, elements)
+        ends = [(name, elements, run) for name, run in _packing(elements)]
+        ends += [(name, kept, run) for name, run in _merging(elements)]
+        for name, count, run in ends:
+            found[f"{PACK}|{name}|{count}"] = _after(others, run, _PACK_SECONDS)
+        found |= _factor_seconds(elements, others)
+    return found
+
+
+def _packing(elements: int) -> Iterator[tuple[TransformName, Action]]:
+    """Yield what packs a gradient, and what adds a pack, in each way."""
     ways: tuple[tuple[Packing, TransformName], ...] = (
         ("top-k", "top-k sum"),
         ("int8", "int8 sum"),
         ("1-bit", "1-bit sum"),
     )
-    found: dict[str, Timing] = {}
-    for elements in _ELEMENTS:
-        gradient = torch.randn(elements)
-        for name, addition in ways:
-            pack, add = _transform(name), _transform(addition)
-            wire = _flat(packed_bytes(name, _DENSITY, elements, "float32"), "uint8")
-            read, result = [gradient, torch.zeros(elements)], _flat(elements, "float32")
-            message = RUNS[name](pack, read, [wire])[0]
-            ends = (partial(RUNS[name], pack, read, [wire]),
-                    partial(RUNS[addition], add, [message], [result]))  # fmt: skip
-            for what, run in zip((name, addition), ends, strict=True):
-                found[f"{PACK}|{what}|{elements}"] = _after(others, run, _PACK_SECONDS)
+    gradient, result = torch.randn(elements), _flat(elements, "float32")
+    for name, addition in ways:
+        wire = _flat(packed_bytes(name, _DENSITY, elements, "float32"), "uint8")
+        read = [gradient, torch.zeros(elements)]
+        pack = _run(name, read, [wire])
+        message = pack()[0]
+        yield name, pack
+        yield addition, _run(addition, [message], [result])
+
+
+def _merging(elements: int) -> Iterator[tuple[TransformName, Action]]:
+    """Yield what merges the selections of two, and what takes back what that refused."""
+    wire = _flat(packed_bytes("top-k", _DENSITY, elements, "float32"), "uint8")
+    residual, state = torch.zeros(elements), _flat(elements, "float32")
+    mine, theirs = (
+        _run("top-k", [torch.randn(elements), torch.zeros(elements)], [wire])()[0] for _ in range(2)
+    )
+    merge = _run("merge", [mine, theirs, residual], [wire, state])
+    yield "merge", merge
+    yield "take back", _run("take back", [mine, merge()[0], residual], [state])
+
+
+def _factor_seconds(elements: int, others: Others) -> dict[str, Timing]:
+    """Time factors of few columns and of more."""
+    few, many = (
+        {name: _after(others, run, _PACK_SECONDS) for name, run in _factoring(elements, columns)}
+        for columns in _COLUMNS
+    )
+    more = _COLUMNS[1] - _COLUMNS[0]
+    slopes = [max(many[name].seconds - few[name].seconds, 0.0) / more for name in few]
+    column = sum(slopes) / len(slopes)
+    found = {
+        f"{PACK}|{name}|{elements}": replace(
+            one, seconds=max(one.seconds - _COLUMNS[0] * column, 0.0)
+        )
+        for name, one in few.items()
+    }
+    spread = max(one.spread for one in many.values()) / more
+    count = min(one.count for one in many.values())
+    found[f"{PACK}|rank|{elements}"] = Timing(seconds=column, spread=spread, count=count)
     return found
 
 
-def _transform(name: TransformName) -> Transform:
-    said = (("dtype", "float32"), ("ranks", 1))
-    return Transform(name=name, mesh=0, reads=(), writes=(), purpose="synchronise", constants=said)
+def _factoring(elements: int, columns: int) -> Iterator[tuple[TransformName, Action]]:
+    """Yield PowerSGD's pieces of work on a square gradient."""
+    side = math.isqrt(elements)
+    gradient, residual = torch.randn(side, side), torch.zeros(side, side)
+    factor, whole = torch.randn(side, columns), _flat(elements, "float32")
+    first = _run("left factor", [gradient, residual, factor], [whole, whole])
+    wide, left = first()
+    second = _run("right factor", [wide, left], [whole, whole])
+    basis, right = second()
+    yield "left factor", first
+    yield "right factor", second
+    yield "factor sum", _run("factor sum", [wide, basis, right, residual, factor], [whole] * 3)
+
+
+def _run(name: TransformName, tensors: Sequence[Tensor], results: Sequence[Value]) -> Action:
+    """Return what runs a transform as the first of two ranks does."""
+    said = {
+        "compressor": "gtop-k", "dtype": "float32", "gradients": 1, "place": 0, "ranks": 2, "turn": 0,
+    }  # fmt: skip
+    if name.endswith(" sum") and name != "factor sum":
+        said["ranks"] = 1
+    transform = Transform(
+        name=name, mesh=0, reads=(), writes=(), purpose="synchronise", constants=tuple(said.items())
+    )
+    return partial(RUNS[name], transform, tensors, results)
 
 
 def _flat(size: int, dtype: str) -> Value:
