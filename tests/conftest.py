@@ -11,6 +11,15 @@ settings.register_profile("shardwright", deadline=None)
 settings.load_profile("shardwright")
 
 
+@pytest.fixture
+def short_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Climbs as short as they may be, for tests of anything but how far refinement comes: otherwise
+    it is a third of a small search."""
+    from shardwright.planner.search.proposers import refine
+
+    monkeypatch.setattr(refine, "MOVES", refine.LEAST_MOVES)
+
+
 def pytest_configure() -> None:
     """Let signals end what tests start, also where the tests run in the background or under nohup."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

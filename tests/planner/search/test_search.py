@@ -36,7 +36,7 @@ from shardwright.planner.search.proposers import shortlist
 from shardwright.planner.simulate import simulate
 from tests.planner.search.models import cluster, mlp, residual
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 FEW = Limits(max_candidates=4)
 
@@ -46,7 +46,7 @@ def large() -> OperatorGraph:
 
 
 @lru_cache
-def answered(build: Callable[[], OperatorGraph], hosts: int = 1) -> Frontier:
+def answered(build: Callable[[], OperatorGraph], hosts: int) -> Frontier:
     """The answer for four devices on so many hosts, at which several tests look."""
     return search(build(), cluster(hosts, 4 // hosts, **SLOW), CostTable(), limits=FEW)
 
@@ -74,7 +74,7 @@ def test_no_named_strategy_that_fits_beats_the_chosen_plan(build, hosts) -> None
 
 def test_every_plan_predicts_what_simulating_it_again_gives() -> None:
     graph, where = large(), cluster(1, 4, **SLOW)
-    frontier = answered(large)
+    frontier = answered(large, 1)
     for plan in frontier.plans:
         assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
             simulated(graph, plan, where), rel=1e-9
@@ -196,7 +196,7 @@ def test_gradients_are_compressed_where_that_pays_and_what_is_lost_is_an_axis() 
 
 
 def test_the_bound_lies_below_every_simulated_plan() -> None:
-    for frontier in (answered(mlp), answered(large)):
+    for frontier in (answered(mlp, 1), answered(large, 1)):
         for plan in frontier.plans:
             assert plan.bound is not None
             assert 0 < plan.bound.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
@@ -218,7 +218,7 @@ def test_on_one_device_the_additive_model_is_the_simulation() -> None:
 
 
 def test_a_memory_limit_is_kept_and_costs_time() -> None:
-    graph, where, free = large(), cluster(1, 4, **SLOW), answered(large)
+    graph, where, free = large(), cluster(1, 4, **SLOW), answered(large, 1)
     limit = 0.5 * free.best.predicted.peak_bytes
     tight = search(graph, where, CostTable(), limits=Limits(memory_bytes=limit, max_candidates=4))
     assert all(plan.predicted.peak_bytes <= limit for plan in tight.plans)
@@ -235,8 +235,10 @@ def test_a_limit_that_nothing_meets_says_how_much_is_missing_where() -> None:
 
 ANSWER = """
 from shardwright.core.codec import dumps, encode
+from shardwright.planner.search.proposers import refine
 from tests.planner.search.test_search import answered, large
 
+refine.MOVES = refine.LEAST_MOVES  # short climbs here too
 print(dumps([encode(plan) for plan in answered(large, 2).plans]))
 """
 
