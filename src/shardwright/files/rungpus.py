@@ -56,18 +56,11 @@ def _kind(run: PublishedRun) -> tuple[DeviceKind, Link, tuple[str, ...]]:
     gpu = VENDORS.sub("", run.gpu.strip())
     family = re.match(r"[A-Za-z]+[ -]?\d+[A-Za-z]*", gpu)
     wanted = (family[0] if family else gpu).replace(" ", "").replace("-", "").lower()
+    kinds = [device_kind(name) for name in _relatives(run, gpu, wanted)]
     written = re.search(r"\b(\d+) ?Gi?B?\b|[- ](\d+)$", gpu, re.IGNORECASE)
     memory = run.gpu_mem_gb or (float(written[1] or written[2]) if written else None)
-    names = [name for name in kind_names() if name.lower().split("-")[0] == wanted]
-    names = [n for n in names if ("pcie" in n.lower()) == ("pcie" in run.gpu.lower())] or names
-    if not names:
-        name = find_kind(gpu)
-        if name is None:
-            raise InputError(f"no published rates of {run.gpu}")
-        names = [name]
-    kinds = [device_kind(name) for name in names]
-    usual = find_kind(wanted)
     if memory is None:
+        usual = find_kind(wanted)
         chosen = next((pair for pair in kinds if pair[0].name == usual), kinds[0])
         return *chosen, ()
     kind, link = min(kinds, key=lambda pair: abs(pair[0].memory_bytes / 1e9 - memory))
@@ -75,6 +68,17 @@ def _kind(run: PublishedRun) -> tuple[DeviceKind, Link, tuple[str, ...]]:
         return kind, link, ()
     other = replace(kind, memory_bytes=memory * 1e9)
     return other, link, (f"rates of {kind.name} with {memory:g} GB",)
+
+
+def _relatives(run: PublishedRun, gpu: str, family: str) -> list[str]:
+    """Return the names of the published kinds of a family, on a card where the run's were."""
+    names = [name for name in kind_names() if name.lower().split("-")[0] == family]
+    names = [n for n in names if ("pcie" in n.lower()) == ("pcie" in run.gpu.lower())] or names
+    if names:
+        return names
+    if name := find_kind(gpu):
+        return [name]
+    raise InputError(f"no published rates of {run.gpu}")
 
 
 def _uplink(run: PublishedRun, kind: str, wide: int) -> tuple[float, tuple[str, ...]]:

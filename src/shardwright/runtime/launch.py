@@ -407,18 +407,20 @@ def _explain(failures: list[Failure], directory: Path) -> Exception:
     where = f"rank {first.rank}"
     if status is not None:
         where += f" (stage {stage}, step {status.step}, {instruction or 'between steps'})"
-    if first.exitcode < 0:
-        cause = f"was killed by {signal.Signals(-first.exitcode).name}"
-        if -first.exitcode == signal.SIGKILL:
-            cause += " (as the system does when memory runs out)"
-    elif first.exitcode == LOST and not first.kind:
-        cause = "ended with the process that ranks are started from, which somebody or the system killed"
-    else:
-        cause = f"raised {first.kind or 'exit code ' + str(first.exitcode)}: {first.message}"
-    text = f"all ranks must stay alive, but {where} {cause}; all ranks were ended. " + (
+    text = f"all ranks must stay alive, but {where} {_cause(first)}; all ranks were ended. " + (
         "Resume from the last checkpoint" + (f".\n{first.details}" if first.details else "")
     )
     return RunError(text, rank=first.rank, stage=stage, instruction=instruction)
+
+
+def _cause(failure: Failure) -> str:
+    if failure.exitcode == -signal.SIGKILL:
+        return "was killed by SIGKILL (as the system does when memory runs out)"
+    if failure.exitcode < 0:
+        return f"was killed by {signal.Signals(-failure.exitcode).name}"
+    if failure.exitcode == LOST and not failure.kind:
+        return "ended with the process that ranks are started from, which somebody or the system killed"
+    return f"raised {failure.kind or f'exit code {failure.exitcode}'}: {failure.message}"
 
 
 def _too_long(processes: Sequence[BaseProcess], directory: Path) -> RunError:

@@ -42,7 +42,7 @@ def localise(
     schema = getattr(call.target, "_schema", None)
     if schema is None:
         return tuple(args), kwargs
-    shape = list(result_shapes[0])
+    shape, family = list(result_shapes[0]), _family(call.target)
     for position, argument in enumerate(schema.arguments):
         name = argument.name
         given = args[position] if position < len(args) else kwargs.get(name)
@@ -50,15 +50,11 @@ def localise(
             follows = bool(operator.inputs) and "Optional" in str(argument.type)
             value = None if given is None and follows else torch.device(device)
         elif name in RESULT_SHAPE_ARGUMENTS and _is_shape(given):
-            value = given if _family(call.target) in NOT_A_RESULT_SHAPE else list(shape)
-            if _family(call.target) == "aten.affine_grid_generator" and given is not None:
-                value = [shape[0], *given[1:]]  # of the image, not of the grid
-        elif name == "sizes" and _family(call.target) == "aten.unflatten":
+            value = _local_shape(family, given, shape)
+        elif name == "sizes" and family == "aten.unflatten":
             value = _unflattened(given, args, kwargs, shape)
         elif name == "padding" and unpadded and given is not None:
-            digits = [int(letter) for letter in _family(call.target) if letter.isdigit()]
-            count = digits[0] if digits else len(given)
-            value = _without_padding(given, unpadded, len(shape), count)
+            value = _without_padding(family, given, unpadded, len(shape))
         else:
             continue
         if position < len(args):
@@ -68,9 +64,20 @@ def localise(
     return tuple(args), kwargs
 
 
-def _without_padding(given: Any, unpadded: Sequence[int], rank: int, count: int) -> list[int]:
-    """Return the padding of each of the last ``count`` dims, 0 where it is there already."""
+def _local_shape(family: str, given: Any, shape: list[int]) -> Sequence[int]:
+    """Return the shape argument of an operator whose result has the local ``shape``."""
+    if family in NOT_A_RESULT_SHAPE:
+        return given
+    if family == "aten.affine_grid_generator":
+        return [shape[0], *given[1:]]  # of the image, not of the grid
+    return list(shape)
+
+
+def _without_padding(family: str, given: Any, unpadded: Sequence[int], rank: int) -> list[int]:
+    """Return the padding of each of the last dims, as many as the operator's name says, 0 where it is there already."""
     every = [given] if isinstance(given, int) else list(given)
+    digits = [int(letter) for letter in family if letter.isdigit()]
+    count = digits[0] if digits else len(every)
     first = rank - count
     every = every if len(every) == count else every * count
     return [0 if dim + first in unpadded else size for dim, size in enumerate(every)]

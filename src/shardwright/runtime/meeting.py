@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.halo import neighbours
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Message, Program
 from shardwright.core.timeline import Timeline
 
 Floats = NDArray[np.float64]
@@ -90,47 +90,58 @@ class _Partners:
 
     def _closing_places(self, meets_at_update: bool) -> dict[int, int]:
         """Return, per device, the instruction at which all ranks meet before they update."""
-        clips = bool((self.program.kind == Kind.CLIP).any())
-        if not clips and not meets_at_update:
+        program, kind = self.program, self.program.kind
+        if (kind == Kind.CLIP).any():  # the first mesh's serves all meshes of a device
+            found = np.flatnonzero(kind == Kind.CLIP)
+            found = found[np.argsort(program.group[found], kind="stable")]
+        elif meets_at_update:
+            found = np.flatnonzero(kind == Kind.UPDATE)
+            if len(program.meshes) > 1:  # the loss is known when all have run
+                found = found[program.microbatch[found] < 0]
+        else:
             return {}
-        found = np.flatnonzero(self.program.kind == (Kind.CLIP if clips else Kind.UPDATE)).tolist()
-        if len(self.program.meshes) > 1 and not clips:  # the loss is known when all have run
-            found = [index for index in found if self.program.microbatch[index] < 0]
-        if clips:  # the first mesh's serves all meshes of a device
-            found.sort(key=lambda index: int(self.program.group[index]))
         places: dict[int, int] = {}
-        for index in found:
-            for device in self.program.meshes[int(self.program.group[index])].devices:
+        for index in found.tolist():
+            for device in program.meshes[int(program.group[index])].devices:
                 places.setdefault(device, index)
         return places
 
     def of(self, index: int, device: int) -> Iterator[tuple[int, int]]:
         """Yield (device, instruction) of all others that an instruction of a device meets."""
-        program = self.program
-        kind, item = Kind(int(program.kind[index])), int(program.item[index])
-        if kind in (Kind.CLIP, Kind.UPDATE):
-            if self._closing.get(device) == index:
-                yield from (pair for pair in self._closing.items() if pair[0] != device)
-        elif kind in (Kind.SEND, Kind.RECEIVE):
-            other = Kind.RECEIVE if kind == Kind.SEND else Kind.SEND
-            place = self._ends.get((other, item, int(program.microbatch[index])), -1)
-            mine = 0 if kind == Kind.SEND else 1
-            if place >= 0:
-                for pair in self._pairs_of(item):
-                    if pair[mine] == device and pair[1 - mine] != device:
-                        yield pair[1 - mine], place
-        elif kind == Kind.MESSAGE and program.messages[item].primitive not in LOCAL:
-            message = program.messages[item]
-            mesh = program.meshes[message.mesh]
-            found = mesh.peers(device, message.axes)
-            if message.primitive in ("halo", "halo_sum"):
-                found = neighbours(mesh, device, message.axes)
-            elif message.pairs:
-                here = found.index(device)
-                found = tuple(
-                    {found[one] for pair in message.pairs if here in pair for one in pair}
-                )
-            yield from ((other, index) for other in found if other >= 0 and other != device)
+        match Kind(int(self.program.kind[index])):
+            case Kind.CLIP | Kind.UPDATE:
+                if self._closing.get(device) == index:
+                    yield from (pair for pair in self._closing.items() if pair[0] != device)
+            case Kind.SEND | Kind.RECEIVE as kind:
+                yield from self._across(kind, index, device)
+            case Kind.MESSAGE:
+                message = self.program.messages[int(self.program.item[index])]
+                if message.primitive not in LOCAL:
+                    found = self._within(message, device)
+                    yield from ((one, index) for one in found if one >= 0 and one != device)
+            case _:
+                pass
+
+    def _across(self, kind: Kind, index: int, device: int) -> Iterator[tuple[int, int]]:
+        """Yield the devices at the other end of a transfer, and their instruction."""
+        item, microbatch = int(self.program.item[index]), int(self.program.microbatch[index])
+        other, mine = (Kind.RECEIVE, 0) if kind == Kind.SEND else (Kind.SEND, 1)
+        place = self._ends.get((other, item, microbatch), -1)
+        if place >= 0:
+            for pair in self._pairs_of(item):
+                if pair[mine] == device and pair[1 - mine] != device:
+                    yield pair[1 - mine], place
+
+    def _within(self, message: Message, device: int) -> tuple[int, ...]:
+        """Return the devices that take part in a message of a mesh, and the one asked about."""
+        mesh = self.program.meshes[message.mesh]
+        if message.primitive in ("halo", "halo_sum"):
+            return neighbours(mesh, device, message.axes)
+        found = mesh.peers(device, message.axes)
+        if not message.pairs:
+            return found
+        here = found.index(device)
+        return tuple({found[one] for pair in message.pairs if here in pair for one in pair})
 
     def _pairs_of(self, item: int) -> frozenset[tuple[int, int]]:
         """Return the (source, destination) devices of a transfer."""

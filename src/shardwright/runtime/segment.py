@@ -148,23 +148,11 @@ class _Builder:
             for position in silent:
                 operands[position] = self.graph.call_function(_silent, (operands[position],))
         args, kwargs = _fill(args, operands), {k: _fill(v, operands) for k, v in kwargs.items()}
-        if not self.mode.training:
-            args, kwargs = with_settings(recorded.target, args, kwargs, INFERENCE)
-        elif not self.mode.writes:
-            args, kwargs = with_settings(recorded.target, args, kwargs, UNTOUCHED)
+        args, kwargs = self._in_mode(recorded.target, args, kwargs)
         if is_random(recorded.target, args, kwargs):
             self._reseed(call)
-        target = recorded.target
-        if call.offset_dim >= 0:
-            shard = self.program.values[call.operands[0]]
-            offset = shard_offset(shard, call.offset_dim, self.site)
-            target, kwargs = with_offset(operator), {**kwargs, "offset": offset}
-        if call.unpadded and operator.attribute("count_include_pad", True) is False:
-            kwargs = {**kwargs, "kernel": target, "outside": self._outside(call)}
-            target = average_inside
-        if self.float8 and is_float8_product(self.captured.graph, operator, self._shapes(call)):
-            target = SCALED[operator.kind]
-            kwargs = {**kwargs, "by_row": self.float8 == "fp8-row"}
+        target, more = self._kernel(call, operator, recorded.target)
+        kwargs = {**kwargs, **more}
         if isinstance(target, Opaque):
             result = self._opaque(call, target, args[0])
         elif is_deferred and self.mode.aside is not None:
@@ -173,6 +161,31 @@ class _Builder:
         else:
             result = self.graph.call_function(target, args, kwargs)
         self._keep(call, _returns_list(recorded.target), result)
+
+    def _in_mode(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of an operator that knows whether it trains, in this mode."""
+        if not self.mode.training:
+            return with_settings(target, args, kwargs, INFERENCE)
+        return (
+            (args, kwargs) if self.mode.writes else with_settings(target, args, kwargs, UNTOUCHED)
+        )
+
+    def _kernel(self, call: Call, operator: Operator, target: Any) -> tuple[Any, dict[str, Any]]:
+        """Return what computes a call on its shards, and the arguments that this takes besides."""
+        kwargs: dict[str, Any] = {}
+        if call.offset_dim >= 0:
+            shard = self.program.values[call.operands[0]]
+            kwargs["offset"] = shard_offset(shard, call.offset_dim, self.site)
+            target = with_offset(operator)
+        if call.unpadded and operator.attribute("count_include_pad", True) is False:
+            kwargs |= {"kernel": target, "outside": self._outside(call)}
+            target = average_inside
+        if self.float8 and is_float8_product(self.captured.graph, operator, self._shapes(call)):
+            kwargs["by_row"] = self.float8 == "fp8-row"
+            target = SCALED[operator.kind]
+        return target, kwargs
 
     def _split(
         self, call: Call, operands: list[Any], run: Callable[[Sequence[Any]], Any], aside: Aside

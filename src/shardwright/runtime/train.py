@@ -123,24 +123,14 @@ def train(
     else:
         steps = _epochs(executor, loader, options.steps)
     for step in steps:
-        loss, norm = float(step.loss), step.gradient_norm
+        loss = float(step.loss)  # waits for the device, so that its time counts
         waits.append(step.input_seconds)
-        seconds = time.perf_counter() - before - step.input_seconds
-        is_news = executor.forecast is not known
+        news = executor.forecast if executor.forecast is not known else None
         known = executor.forecast
-        if step.left is not None and tell(
-            Step(
-                number=step.left,
-                loss=loss,
-                seconds=seconds,
-                gradient_norm=None if norm is None else float(norm),
-                input_seconds=step.input_seconds,
-                forecast=known if is_news else None,
-            )
-        ):
+        seconds = time.perf_counter() - before - step.input_seconds
+        if step.left is not None and tell(_told(step, step.left, loss, seconds, news)):
             INTERRUPTION.requested = True  # all ranks agree on it in the next step
-        last = executor.interrupted or step.number == options.steps
-        if options.checkpoint_dir and (last or step.number % options.checkpoint_every == 0):
+        if _is_due(executor, options, step):
             extra: dict[str, Any] = {"step": step.number}
             extra |= {} if step.left is None else {"loss": loss}
             checkpoint = str(executor.save(options.checkpoint_dir, extra))
@@ -165,6 +155,27 @@ def train(
     profiles = options.profiles and executor.program.strategy.pipeline.is_flushed
     timeline = executor.profile_step(next(data)) if profiles else None
     return replace(end, timeline=timeline, held_out=tuple(held_out))
+
+
+def _told(
+    step: TrainingStep, number: int, loss: float, seconds: float, forecast: Forecast | None
+) -> Step:
+    norm = step.gradient_norm
+    return Step(
+        number=number,
+        loss=loss,
+        seconds=seconds,
+        gradient_norm=None if norm is None else float(norm),
+        input_seconds=step.input_seconds,
+        forecast=forecast,
+    )
+
+
+def _is_due(executor: Executor, options: LoopOptions, step: TrainingStep) -> bool:
+    """Whether a checkpoint is to be written after a step."""
+    if executor.interrupted or step.number == options.steps:
+        return bool(options.checkpoint_dir)
+    return bool(options.checkpoint_dir) and step.number % options.checkpoint_every == 0
 
 
 def _epochs(executor: Executor, loader: Any, last: int) -> Iterator[TrainingStep]:

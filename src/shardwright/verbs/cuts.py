@@ -55,11 +55,18 @@ def learn(kind: str, example: Call, random: Random, differ: Differ) -> Finding |
     except (InputError, Refused):
         return None
     first = cases[0]
-    ranks = _ranks(first)
-    cases = [case for case in cases if _ranks(case) == ranks and case.names == first.names]
     if first.is_random or not first.results:
         return None
-    count = len(first.tensors)
+    ranks = _ranks(first)
+    cases = [case for case in cases if _ranks(case) == ranks and case.names == first.names]
+    found = _splits(cases, differ)
+    linear = _linear(cases, differ)
+    return _write(first, found, linear) if found or linear else None
+
+
+def _splits(cases: Sequence[Case], differ: Differ) -> list[tuple[tuple[int, ...], Axis]]:
+    """Return the cuts that hold, in the order of the results' dims; each dim of a tensor is in one at most."""
+    count = len(cases[0].tensors)
     taken: set[tuple[int, int]] = set()
     found: list[tuple[tuple[int, ...], Axis]] = []
     for dims in itertools.islice(_hypotheses(cases), MOST_HYPOTHESES):
@@ -70,10 +77,7 @@ def learn(kind: str, example: Call, random: Random, differ: Differ) -> Finding |
         if axis is not None:
             found.append((dims, axis))
             taken |= used
-    linear = _linear(cases, differ)
-    if not found and not linear:
-        return None
-    return _write(first, sorted(found, key=lambda one: _order(one[0], count)), linear)
+    return sorted(found, key=lambda one: _order(one[0], count))
 
 
 def _hypotheses(cases: Sequence[Case]) -> Iterator[tuple[int, ...]]:
@@ -93,25 +97,29 @@ def _hypotheses(cases: Sequence[Case]) -> Iterator[tuple[int, ...]]:
 
 def _holds(cases: Sequence[Case], dims: tuple[int, ...], count: int, differ: Differ) -> Axis | None:
     """Return how the cut holds on all shapes: as it is, as a mean, or with terms counted once."""
-    results = cases[0].results
-    sums = [results[at] for at, dim in enumerate(dims[count:]) if dim < 0]
-    if all(dim < 0 for dim in dims) or any(result.dtype.is_signed is False for result in sums):
+    if max(dims) < 0:
         return None
-    whole = [at for at, dim in enumerate(dims[:count]) if dim < 0]
-    terms = [at for at in whole if cases[0].differentiable[at]] if sums else []
-    options = [(False, ())] + ([(True, ())] if sums else [])
-    options += [(False, (at,)) for at in terms[:MOST_TERMS]]
-    for scale, once in options:
-        axis = Axis(
-            pieces=2,
-            inputs=tuple((dim, dim) if dim >= 0 else (REPLICATE, PARTIAL) for dim in dims[:count]),
-            outputs=tuple((dim, dim) if dim >= 0 else (PARTIAL, REPLICATE) for dim in dims[count:]),
-            once=once,
-            scale=scale,
-        )
+    for axis in _ways(cases[0], dims, count):
         if all(_passes(case, axis, dims, differ) for case in cases):
             return axis
     return None
+
+
+def _ways(case: Case, dims: tuple[int, ...], count: int) -> Iterator[Axis]:
+    """Yield what a cut may mean. Results that are not cut are sums, which booleans and unsigned numbers do not have."""
+    sums = [result for result, dim in zip(case.results, dims[count:], strict=True) if dim < 0]
+    if any(result.dtype.is_signed is False for result in sums):
+        return
+    plain = Axis(
+        pieces=2,
+        inputs=tuple((dim, dim) if dim >= 0 else (REPLICATE, PARTIAL) for dim in dims[:count]),
+        outputs=tuple((dim, dim) if dim >= 0 else (PARTIAL, REPLICATE) for dim in dims[count:]),
+    )
+    yield plain
+    if sums:
+        yield replace(plain, scale=True)
+        terms = [at for at in range(count) if dims[at] < 0 and case.differentiable[at]]
+        yield from (replace(plain, once=(at,)) for at in terms[:MOST_TERMS])
 
 
 def _passes(case: Case, axis: Axis, dims: tuple[int, ...], differ: Differ) -> bool:

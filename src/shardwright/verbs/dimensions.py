@@ -90,35 +90,18 @@ def software_of(run: PublishedRun) -> str:
 
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     """Return the dimensions of a run's model; what is assumed is added to the list."""
-    arch, ffn = run.arch.lower(), run.ffn_type.lower()
+    arch, made = run.arch.lower(), software_of(run)
     if any(re.search(rf"\b{word}", arch) for word in OTHERS):
         raise Inexpressible("not a decoder", run.arch)
     if "mla" in arch or "latent" in arch:
         raise Inexpressible("latent attention", "the columns do not tell its ranks")
-    gated = any(word in ffn for word in ("glu", "silu", "gated"))
-    is_named = bool(re.sub(r"\W*(?:dense|mlp|moe|mixture of experts)\W*", "", ffn))
-    gated = gated or (not is_named and GATED.search(run.model.lower()) is not None)
-    width = run.ffn_hidden
-    if width is None:
-        if gated:
-            raise Inexpressible("dimensions not published", "no ffn_hidden")
-        width = 4 * run.hidden
-        assumed.append(f"ffn_hidden {width}")
-    vocab = run.vocab
-    if vocab is None:
-        name = run.model.lower().replace(" ", "-")
-        vocab = next((size for word, size in VOCABULARIES if re.search(word, name)), USUAL_VOCAB)
-        assumed.append(f"vocab {vocab}")
-    tensor = run.tp or 1
-    if vocab % (tensor * 8):
-        vocab += -vocab % (128 * tensor)
-        assumed.append(f"vocab padded to {vocab}")
+    gated = _is_gated(run)
+    width = _width(run, gated, assumed)
+    vocab = _vocab(run, assumed)
     experts, topk = _experts(run)
-    made = software_of(run)
+    activation = _activation(run, gated)
+    rotary, learned = _positions(arch, gated or activation == "relu2")
     is_eager = made == "eager" and "liger" not in run.framework.lower()
-    is_squared = re.search(r"square|relu ?(?:\^|\*\*)? ?2|relu²", ffn) is not None
-    activation = "relu2" if is_squared else "silu" if gated and "ge" not in ffn else "gelu"
-    turns = gated or any(word in arch for word in ("rope", "rotary")) or activation == "relu2"
     shape = Decoder(
         layers=run.layers,
         hidden=run.hidden,
@@ -132,8 +115,8 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         gated=gated,
         rms=gated,
         bias=not gated and "alibi" not in arch,
-        rotary=turns and "alibi" not in arch and "learned" not in arch,
-        positions="learned" in arch or not (turns or "alibi" in arch),
+        rotary=rotary,
+        positions=learned,
         flash=_is_flash(run, assumed),
         fused=not is_eager,
         experts=experts,
@@ -152,6 +135,53 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     if run.params_b is not None and abs(size / run.params_b - 1) > SAME_SIZE:
         assumed.append(f"{size:.3g} G parameters, {run.params_b:.3g} G printed")
     return shape
+
+
+def _is_gated(run: PublishedRun) -> bool:
+    """Whether the feed-forward layers have a gate: as printed, or as the family of the model has."""
+    ffn = run.ffn_type.lower()
+    if any(word in ffn for word in ("glu", "silu", "gated")):
+        return True
+    is_named = bool(re.sub(r"\W*(?:dense|mlp|moe|mixture of experts)\W*", "", ffn))
+    return not is_named and GATED.search(run.model.lower()) is not None
+
+
+def _width(run: PublishedRun, gated: bool, assumed: list[str]) -> int:
+    """Return the inner width of the feed-forward layers."""
+    if run.ffn_hidden is not None:
+        return run.ffn_hidden
+    if gated:
+        raise Inexpressible("dimensions not published", "no ffn_hidden")
+    assumed.append(f"ffn_hidden {4 * run.hidden}")
+    return 4 * run.hidden
+
+
+def _vocab(run: PublishedRun, assumed: list[str]) -> int:
+    """Return the number of tokens, padded to what tensor parallelism divides."""
+    vocab = run.vocab
+    if vocab is None:
+        name = run.model.lower().replace(" ", "-")
+        vocab = next((size for word, size in VOCABULARIES if re.search(word, name)), USUAL_VOCAB)
+        assumed.append(f"vocab {vocab}")
+    tensor = run.tp or 1
+    if vocab % (tensor * 8):
+        vocab += -vocab % (128 * tensor)
+        assumed.append(f"vocab padded to {vocab}")
+    return vocab
+
+
+def _activation(run: PublishedRun, gated: bool) -> str:
+    ffn = run.ffn_type.lower()
+    if re.search(r"square|relu ?(?:\^|\*\*)? ?2|relu²", ffn):
+        return "relu2"
+    return "silu" if gated and "ge" not in ffn else "gelu"
+
+
+def _positions(arch: str, is_later: bool) -> tuple[bool, bool]:
+    """Return whether positions turn queries and keys, as in later models, and whether they are learned."""
+    has_slopes, is_learned = "alibi" in arch, "learned" in arch
+    turns = is_later or "rope" in arch or "rotary" in arch
+    return turns and not has_slopes and not is_learned, is_learned or not (turns or has_slopes)
 
 
 def _written(pattern: str, text: str) -> int:

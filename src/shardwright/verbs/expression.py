@@ -193,10 +193,10 @@ def _is_core(run: PublishedRun) -> bool:
 def _precision(run: PublishedRun, assumed: list[str]) -> str:
     """Return the planner's name of a precision."""
     text = run.precision.lower()
-    if any(word in text for word in ("fp4", "int8", "int4", "tf32")):
+    if re.search("fp4|int8|int4|tf32", text):
         raise Inexpressible("products of other formats", run.precision)
-    if "fp8" in text or "float8" in text:
-        return "fp8-row" if any(word in text for word in ("row", "mx", "block")) else "fp8"
+    if re.search("fp8|float8", text):
+        return "fp8-row" if re.search("row|mx|block", text) else "fp8"
     if not text:
         assumed.append("bfloat16")
     if not re.search(r"\d", text):
@@ -219,13 +219,14 @@ def _share(text: str, per_stage: int) -> float | None:
         return 1.0
     if not re.search(r"\d|partial|every|half", text):
         return 1.0 if any(word in text for word in WHOLE) else None
-    part = re.search(r"\bhalf\b|(\d{1,9}) ?(?:of|/) ?(\d{1,9})|(\d{1,9}) ?%", text)
-    if part:
-        of = int(part[1] or part[3] or 1) / max(int(part[2] or (100 if part[3] else 2)), 1)
-        return min(of, 1.0)
-    every = re.search(r"every (\d{1,9})|every (?:second|other)", text)
-    if every:
-        return 1 / max(int(every[1] or 2), 1)
+    if re.search(r"\bhalf\b|every (?:second|other)", text):
+        return 0.5
+    if part := re.search(r"(\d{1,9}) ?(?:of|/) ?(\d{1,9})", text):
+        return min(int(part[1]) / max(int(part[2]), 1), 1.0)
+    if percent := re.search(r"(\d{1,9}) ?%", text):
+        return min(int(percent[1]) / 100, 1.0)
+    if every := re.search(r"every (\d{1,9})", text):
+        return 1 / max(int(every[1]), 1)
     return _counted(text, per_stage)
 
 
@@ -265,15 +266,7 @@ def _selected(run: PublishedRun, decoder: Decoder) -> Recomputation:
 
 def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int]:
     """Return the degrees of a run, once for every microbatch that is possible, and its batch."""
-    tensor, stages, context, expert = run.tp or 1, run.pp or 1, run.cp or 1, run.ep or 1
-    data, left = divmod(run.gpus, tensor * stages * context)
-    if left or not data or (run.dp or data) != data:
-        raise Inexpressible(
-            "degrees and devices disagree",
-            f"tp {tensor} x pp {stages} x cp {context} x dp {run.dp or data} on {run.gpus}",
-        )
-    if data % expert or (run.experts or expert) % expert:
-        raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
+    data, tensor, stages, context, expert = _degrees(run)
     zero, group = _sharding(run, data)
     if zero == 3 and stages > 1 and "fsdp" in run.sharding.lower():
         # PyTorch's pipelines gather a stage's parameters once a step, not once a microbatch, and add
@@ -289,6 +282,7 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
         raise Inexpressible(
             "stages beyond layers", f"pp {stages} x vpp {max(chunks.values())}, {run.layers} layers"
         )
+    sequence = tensor > 1 and _is_sequence(run, assumed)
     return tuple(
         Seed(
             data=data // group // expert,
@@ -301,10 +295,24 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
             expert=expert,
             zero=zero,
             num_microbatches=count,
-            sequence=tensor > 1 and _is_sequence(run, assumed),
+            sequence=sequence,
         )
         for count in counts
     ), batch
+
+
+def _degrees(run: PublishedRun) -> tuple[int, int, int, int, int]:
+    """Return the data, tensor, pipeline, context and expert degrees, which must make up the devices."""
+    tensor, stages, context, expert = run.tp or 1, run.pp or 1, run.cp or 1, run.ep or 1
+    data, left = divmod(run.gpus, tensor * stages * context)
+    if left or not data or (run.dp or data) != data:
+        raise Inexpressible(
+            "degrees and devices disagree",
+            f"tp {tensor} x pp {stages} x cp {context} x dp {run.dp or data} on {run.gpus}",
+        )
+    if data % expert or (run.experts or expert) % expert:
+        raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
+    return data, tensor, stages, context, expert
 
 
 def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
@@ -341,9 +349,7 @@ def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:
         return is_yes(run.seq_parallel)
     name = run.framework.lower()
     usual = "titan" in name or (software_of(run) == "megatron" and run.software_date >= "2023")
-    note = "sequence parallel" if usual else "no sequence parallel"
-    if note not in assumed:
-        assumed.append(note)
+    assumed.append("sequence parallel" if usual else "no sequence parallel")
     return usual
 
 

@@ -37,7 +37,7 @@ from shardwright.runtime.rules import (
 )
 from shardwright.verbs.cuts import Finding, learn
 from shardwright.verbs.request import Watch
-from shardwright.verbs.results import Proposal
+from shardwright.verbs.results import Proposal, RuleCheck
 from shardwright.verbs.rules import CASES, check_kind, iteration_of
 from shardwright.verbs.subject import capture
 
@@ -101,26 +101,18 @@ def _propose(
     lines: list[str] = []
     num_cases = num_splits = 0
     left = [at for at, finding in enumerate(findings) if finding is not None]
+
+    def check(some: list[int], cases: int, seed: int, rule: Rule) -> RuleCheck:
+        known = [examples[at] for at in some]
+        return check_kind(kind, known, cases=cases, seed=seed, rule=rule, differ=differ)
+
     for text, mean, linear in _candidates([findings[at] for at in left]):
         rule = equation(text, mean=mean, linear=linear)
-        covered = [
-            at
-            for at in left
-            if _offers(findings[at], kind, examples[at], rule)
-            and not check_kind(
-                kind, (examples[at],), cases=2, seed=seed, rule=rule, differ=differ
-            ).problem
-        ]
+        offered = [at for at in left if _offers(findings[at], kind, examples[at], rule)]
+        covered = [at for at in offered if not check([at], 2, seed, rule).problem]
         if not covered:
             continue
-        checked = check_kind(
-            kind,
-            [examples[at] for at in covered],
-            cases=cases,
-            seed=seed + 1,
-            rule=rule,
-            differ=differ,
-        )
+        checked = check(covered, cases, seed + 1, rule)
         num_splits += checked.num_splits
         num_cases += checked.num_cases
         if not checked.problem:
@@ -148,17 +140,9 @@ def _nothing(kind: str, examples: Sequence[Call], problem: str) -> Proposal:
 
 
 def _examples(kinds: Sequence[str], model: str) -> dict[str, tuple[Call, ...]]:
+    """Return example calls by kind of operator: a model's, or those that are known."""
     if not model:
-        if not kinds:
-            raise InputError("say for which operators to look: kinds, or --model for all of one")
-        known = {kind: EXAMPLES.get(kind, ()) for kind in kinds}
-        without = [kind for kind, found in known.items() if not found]
-        if without:
-            raise InputError(
-                f"{', '.join(without)} has no example call; name a model that uses it (--model), or "
-                "add an example to planner/space/rules/examples"
-            )
-        return known
+        return _known_examples(kinds)
     captured = capture(model, global_batch=4)
     seen: dict[str, dict[str, Call]] = {}
     for index, operator in enumerate(captured.graph.operators):
@@ -167,6 +151,19 @@ def _examples(kinds: Sequence[str], model: str) -> dict[str, tuple[Call, ...]]:
             example = example_of(captured, index)
             seen.setdefault(operator.kind, {}).setdefault(str(example), example)
     return {kind: tuple(found.values())[:6] for kind, found in seen.items()}
+
+
+def _known_examples(kinds: Sequence[str]) -> dict[str, tuple[Call, ...]]:
+    if not kinds:
+        raise InputError("say for which operators to look: kinds, or --model for all of one")
+    known = {kind: EXAMPLES.get(kind, ()) for kind in kinds}
+    without = [kind for kind, found in known.items() if not found]
+    if without:
+        raise InputError(
+            f"{', '.join(without)} has no example call; name a model that uses it (--model), or "
+            "add an example to planner/space/rules/examples"
+        )
+    return known
 
 
 # -- one line for several examples ---------------------------------------------------------------

@@ -56,29 +56,20 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         Level,
         PipelineProblem,
         find_cuts,
-        relaxations,
         study_levels,
-        study_pipelines,
     )
 
     graph = read_layer_graph(path)
     counts, bandwidths = read_levels(request.workers), read_bandwidths(request.bandwidth)
-    is_nested = len(counts) > 1
     if len(bandwidths) != max(len(counts), 1):
         raise InputError(
             f"workers {request.workers!r} and bandwidth {request.bandwidth!r} must have equally "
             "many levels, outermost first; write for example 2x8 and '1 GB/s,10 GB/s'"
         )
-    known = (*PLANNED, *REPLAYED)
-    if request.schedule not in (AUTO, *known):
-        raise InputError(
-            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(known)}"
-        )
+    is_nested = len(counts) > 1
     lines, microbatches = _order(request)
-    schedules = (cast(ScheduleKind, request.schedule),)
+    schedules = _schedules(request, microbatches)
     is_replayed = bool(lines) or schedules[0] in REPLAYED
-    if request.schedule == AUTO:
-        schedules = EXPLORED if microbatches else (PLANNED[0],)
     if is_replayed and (is_nested or not microbatches):
         raise InputError(
             f"schedule {request.schedule} has a flush and one level of workers; give --microbatches, "
@@ -100,8 +91,27 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         return graph, study_levels(problem, levels[::-1])
     if is_replayed:
         return graph, _by_order(problem, "custom" if lines else schedules[0], lines)
+    return graph, _by_planners(problem, schedules)
+
+
+def _schedules(request: PipelineRequest, microbatches: int) -> tuple[ScheduleKind, ...]:
+    """Return the schedules asked for: one by its name, or all that are explored. Raises InputError."""
+    known = (*PLANNED, *REPLAYED)
+    if request.schedule == AUTO:
+        return EXPLORED if microbatches else (PLANNED[0],)
+    if request.schedule not in known:
+        raise InputError(
+            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(known)}"
+        )
+    return (cast(ScheduleKind, request.schedule),)
+
+
+def _by_planners(problem: PipelineProblem, schedules: tuple[ScheduleKind, ...]) -> PipelineStudy:
+    """Plan with every planner; where nothing fits, say which changes would help."""
+    from shardwright.layerwise import relaxations, study_pipelines
+
     try:
-        return graph, study_pipelines(problem, schedules)
+        return study_pipelines(problem, schedules)
     except NoPlan as refused:
         from shardwright.report.reasons import relaxations_text
 

@@ -79,7 +79,6 @@ def read(
         min(cluster.kind_of(device).memory_bytes for device in mesh.devices)
         for mesh in strategy.meshes
     ]
-    found = [Surroundings() for _ in strategy.meshes]
     asked = set(shown) if reading.kind != "allocated" else set[int]()
     # Tensors are most on the fullest stage; the last has those of the loss, which leave most slack.
     asked |= {
@@ -87,20 +86,12 @@ def read(
         for stage in (tensors.index(max(tensors)), len(tensors) - 1)
         if tensors[stage] > FULL * limits[stage]
     }
-    if asked:
-        program = lower(context.graph, strategy, context.facts.samples)
-        for stage in asked:
-            found[stage] = surroundings(
-                program, context.graph, cluster, stage,
-                streams=reading.streams, software_date=reading.software_date,
-                room=limits[stage] - reading.buffers - (tensors[stage] - made[stage]),
-            )  # fmt: skip
-    beside = {
-        "allocated": lambda one: 0,
-        "reserved": lambda one: one.slack,
-        "device": lambda one: one.total,
-    }[reading.kind]
-    sizes = [tensors[stage] + beside(found[stage]) for stage in shown]
+    room = [
+        limit - reading.buffers - (most - own)
+        for limit, most, own in zip(limits, tensors, made, strict=True)
+    ]
+    found = _surroundings(reading, context, strategy, {stage: room[stage] for stage in asked})
+    sizes = [tensors[stage] + _beside(reading, found[stage]) for stage in shown]
     return Predicted(
         bytes=max(sizes) + reading.buffers,
         fits=all(
@@ -108,6 +99,28 @@ def read(
             for one, size, limit in zip(found, tensors, limits, strict=True)
         ),
     )
+
+
+def _surroundings(
+    reading: Reading, context: Context, strategy: Strategy, room: dict[int, float]
+) -> list[Surroundings]:
+    """Return what is beside the tensors of each stage: of those asked about, with room for so many bytes."""
+    found = [Surroundings() for _ in strategy.meshes]
+    if room:
+        program = lower(context.graph, strategy, context.facts.samples)
+        for stage, left in room.items():
+            found[stage] = surroundings(
+                program, context.graph, context.cluster, stage, streams=reading.streams,
+                software_date=reading.software_date, room=left,
+            )  # fmt: skip
+    return found
+
+
+def _beside(reading: Reading, found: Surroundings) -> float:
+    """Return the bytes beside the tensors that are read, too."""
+    if reading.kind == "allocated":
+        return 0
+    return found.slack if reading.kind == "reserved" else found.total
 
 
 def _score_bytes(context: Context, strategy: Strategy) -> float:

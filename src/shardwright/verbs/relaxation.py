@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 GIB = 2**30
-# Devices are tried up to so many times as many, sequences down to so few tokens.
-MOST_TIMES, SHORTEST = 16, 16
+# Devices are tried so many times as many, sequences down to so few tokens.
+TIMES, SHORTEST = (2, 4, 8, 16), 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -209,29 +209,42 @@ def _devices(question: Question, watch: Watch) -> Relaxation | None:
     hosts = [device.host for device in cluster.devices]
     lonely = cluster.switches[hosts[-1]].parent < 0
     unit = 1 if lonely else hosts.count(hosts[-1])
-    total, times = cluster.num_devices, 1
+    total = cluster.num_devices
 
     def fits(extra: int) -> Plan | None:
         larger = grown(cluster, total + extra * unit)
         return None if larger is None else _try(question, question.request, watch, larger)
 
-    best: tuple[int, Plan] | None = None
+    steps = [max(1, total * (times - 1) // unit) for times in TIMES]
+    found = _fewest(steps, fits, watch.stop) if fits(steps[-1]) is not None else None
+    if found is None:
+        return None
+    extra, plan = found
+    return _said(f"{total + extra * unit} such devices instead of {total}", "", plan)
+
+
+def _fewest(
+    steps: list[int], fits: Callable[[int], Plan | None], stop: Callable[[], bool]
+) -> tuple[int, Plan] | None:
+    """Return the fewest that fit, up to the first of ascending steps that does, by bisection."""
     low = 0
-    if fits(max(1, total * (MOST_TIMES - 1) // unit)) is None:
-        return None
-    while best is None and times < MOST_TIMES and not watch.stop():
-        times *= 2
-        extra = max(1, total * (times - 1) // unit)
+    for extra in steps:
+        if stop():
+            return None
         plan = fits(extra)
-        best = (extra, plan) if plan is not None else None
-        low = low if plan is not None else extra
-    if best is None:
+        if plan is not None:
+            break
+        low = extra
+    else:
         return None
-    while best[0] - low > 1 and not watch.stop():
-        middle = (low + best[0]) // 2
-        plan = fits(middle)
-        low, best = (low, (middle, plan)) if plan is not None else (middle, best)
-    return _said(f"{total + best[0] * unit} such devices instead of {total}", "", best[1])
+    while extra - low > 1 and not stop():
+        middle = (low + extra) // 2
+        fewer = fits(middle)
+        if fewer is None:
+            low = middle
+        else:
+            extra, plan = middle, fewer
+    return extra, plan
 
 
 def _batch(question: Question, watch: Watch) -> Relaxation | None:

@@ -14,7 +14,7 @@ from random import Random
 from shardwright.core.example import Call
 from shardwright.errors import InputError
 from shardwright.planner.space.configs import placements
-from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.iteration import PLUS, Dim, Iteration
 from shardwright.planner.space.rules import KIND, iterate
 from shardwright.planner.space.rules.examples import EXAMPLES
 from shardwright.planner.space.rules.examples.resize import is_small, resized
@@ -151,23 +151,24 @@ def splits(
     """
     if case.is_random:
         return
-    is_trained = case.arguments.get("training") is not False
-    names = {
-        dim.name: [
-            pieces for pieces in (*PIECES, dim.size) if dim.splits(pieces) and pieces <= MOST_PIECES
-        ]
-        for dim in iteration.dims
-        if (case.kind, dim.name) not in LOCAL_STATISTICS or not is_trained
-    }
+    counts = {dim.name: _counts(dim, case) for dim in iteration.dims}
     if iteration.linear and all(case.tensors[at].is_floating_point() for at in iteration.linear):
-        names[PLUS] = [2]
-    names = {name: list(dict.fromkeys(counts)) for name, counts in names.items() if counts}
-    for name, counts in names.items():
-        for pieces in counts:
+        counts[PLUS] = [2]
+    counts = {name: found for name, found in counts.items() if found}
+    for name, found in counts.items():
+        for pieces in found:
             yield ((name, pieces),)
-    pairs = list(itertools.permutations(names, 2))
+    pairs = list(itertools.permutations(counts, 2))
     for first, second in random.sample(pairs, min(PAIRS, len(pairs))):
-        yield (first, random.choice(names[first])), (second, random.choice(names[second]))
+        yield (first, random.choice(counts[first])), (second, random.choice(counts[second]))
+
+
+def _counts(dim: Dim, case: Case) -> list[int]:
+    """Return the numbers of pieces to try; none where each piece has statistics of its own on purpose."""
+    if (case.kind, dim.name) in LOCAL_STATISTICS and case.arguments.get("training") is not False:
+        return []
+    counts = dict.fromkeys((*PIECES, dim.size))
+    return [pieces for pieces in counts if dim.splits(pieces) and pieces <= MOST_PIECES]
 
 
 def axis_of(iteration: Iteration, name: str, pieces: int) -> Axis:
