@@ -42,9 +42,9 @@ def term(variables: Sequence[int | None], columns: Columns, blocks: tuple[int, .
     columns = columns[(slice(None), *[0 if v is None else slice(None) for v in variables])]
     axes = [variable for variable in variables if variable is not None]
     scope = sorted(set(axes))
-    places = [1 + scope.index(variable) for variable in axes]
-    laid_out = np.einsum(columns, [0, *places], [0, *range(1, len(scope) + 1)])
-    return Term(tuple(scope), laid_out, blocks)
+    names = dict(zip(scope, "abcdefgh", strict=False))
+    given, wanted = ("".join(names[variable] for variable in of) for of in (axes, scope))
+    return Term(tuple(scope), np.einsum(f"k{given}->k{wanted}", columns), blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class Buckets:
     """An elimination's order and tables, as ``kernels.eliminate`` takes them."""
 
     steps: tuple[Ints, ...]
-    tables: tuple[Ints, ...]
+    tables: tuple[Ints, Ints]
     dims: tuple[Ints, ...]
     num_messages: int
 
@@ -121,9 +121,10 @@ class _Draft:
         """Return the plan in columns."""
         rows = [*self._rows, [0, 0, 0, self._free, *self._ends()]]
         variable, *steps = _columns(rows, 7)
+        place, move = _columns(self._tables, 2)
         return Buckets(
             steps=(variable[:-1], *steps, steps[2] - first_free),
-            tables=_columns(self._tables, 2),
+            tables=(place, move),
             dims=(*_columns(self._dims, 2), np.array(self._moves, np.int64)),
             num_messages=self._free - first_free,
         )
