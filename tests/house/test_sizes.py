@@ -17,10 +17,6 @@ MANY_PARAMETERS = {
     "cli/planning.py:why_not": "likewise",
     "runtime/capture/vocabulary.py:vocabulary_cross_entropy_sum": "those of cross_entropy, and its share",
     "runtime/offsets.py:attend_from": "the arguments of the operator it stands for",
-    "planner/search/search.py:search": "the planner's door; most of them have defaults",
-    "planner/search/search.py:survey": "takes what search takes",
-    "planner/search/search.py:curve": "likewise",
-    "planner/search/search.py:sample": "likewise",
 }
 
 

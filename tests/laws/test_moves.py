@@ -13,7 +13,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.local.moves import Space, refine
-from shardwright.planner.search.local.proposals import Proposals
+from shardwright.planner.search.local.proposals import Drawing
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.laws.models import OPTIMIZER, Model, model, plain
@@ -30,7 +30,7 @@ def wander(one: Model, seed: int, steps: int) -> Strategy:
     """Accept every legal proposal, beginning at data parallelism on four devices."""
     context = Context.of(one.captured.graph, cluster(2, 2), CostTable(), Training())
     here = refine(context, as_strategy(context, Seed(data=4)))
-    drawing = Proposals(Space(context), Random(seed))
+    drawing = Drawing(Space(context), Random(seed))
     for _ in range(steps):
         try:
             changed = drawing.draw(here)

@@ -20,7 +20,7 @@ from shardwright.core.legality import divisors
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import MIXED
 from shardwright.errors import InputError, NoPlan
-from shardwright.planner.search import Goal, Limits, grown, room, some_plan
+from shardwright.planner.search import Limits, grown, room, some_plan
 from shardwright.planner.space import find_samples
 from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text
@@ -112,7 +112,7 @@ def _try(
         question.costs,
         training=training_for(request),
         limits=Limits(memory_bytes=request.memory_bytes),
-        goal=Goal(deadline=request.deadline_seconds),
+        deadline=request.deadline_seconds,
         stop=watch.stop,
     )
 

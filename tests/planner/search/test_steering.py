@@ -14,7 +14,6 @@ OTHERS = {
     "local/moves.py:MOST_AXES": "which meshes there are",
     "local/mcmc.py:PATIENCE": "the rule of FlexFlow's paper",
     "local/mcmc.py:OVERWEIGHT": "of the chains, another method",
-    "local/proposals.py:EVEN": "a fair coin",
     "local/proposals.py:GOES_ON": "FlexFlow's own",
 }
 

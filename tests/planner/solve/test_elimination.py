@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.solve.buckets import elimination_order
+from shardwright.planner.solve.buckets import elimination_order, neighbours
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
-from shardwright.planner.solve.frontier import Point, hull, non_dominated
+from shardwright.planner.solve.frontier import Point, falling, hull
 from shardwright.planner.solve.network import undominated
 from tests.planner.solve import exhaustive
 
@@ -103,7 +103,7 @@ def test_a_chain_is_eliminated_with_tables_of_two_variables() -> None:
     pair = np.zeros((3, 3))
     chain = FactorGraph((3,) * 6, tuple(Factor((i, i + 1), pair, pair) for i in range(5)))
     order = elimination_order(chain.sizes, [factor.scope for factor in chain.factors])
-    near = [set(n) for n in chain.neighbours]
+    near = neighbours(len(chain.sizes), (factor.scope for factor in chain.factors))
     for variable in order:
         assert len(near[variable]) <= 1
         for other in near[variable]:
@@ -123,8 +123,8 @@ def test_a_graph_in_which_everything_is_forbidden_has_an_empty_hull() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
-def test_non_dominated_keeps_what_the_definition_keeps(pairs: list[tuple[int, int]]) -> None:
-    kept = non_dominated([Point(seconds=s, bytes=b, assignment=()) for s, b in pairs])
+def test_what_falls_keeps_what_the_definition_keeps(pairs: list[tuple[int, int]]) -> None:
+    kept = falling(sorted(Point(seconds=s, bytes=b, assignment=()) for s, b in pairs))
     expected = {
         (s, b)
         for s, b in pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -9,11 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
+from shardwright.planner.solve.frontier import between, hull
 from tests.planner.solve import exhaustive
 from tests.planner.solve.ldp import chain_frontier
 from tests.planner.solve.test_elimination import random_graph
 from tests.planner.solve.whole import fastest_within, whole_frontier
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.02, 0.2]))
+def test_exchanges_between_corners_reach_ever_smaller_points(seed: int, epsilon: float) -> None:
+    graph = random_graph(seed)
+    view = Elimination.of(graph)
+    curve = hull(view)
+    frontier = exhaustive.frontier(graph)
+    for fast, small in itertools.pairwise(curve.points):
+        before = fast
+        for point in between(view, fast, small, epsilon):
+            assert graph.evaluate(point.assignment) == pytest.approx((point.seconds, point.bytes))
+            assert point.bytes <= before.bytes / (1 + epsilon) * (1 + 1e-9)
+            least = min(s for s, memory in frontier if memory <= point.bytes * (1 + 1e-9))
+            assert curve.bound(point.bytes) <= least * (1 + 1e-9)
+            assert least <= point.seconds * (1 + 1e-9)
+            before = point
 
 
 def random_chain(seed: int) -> FactorGraph:

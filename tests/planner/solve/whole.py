@@ -13,8 +13,8 @@ import numpy as np
 
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import FactorGraph
-from shardwright.planner.solve.frontier import Point, hull, nearest_within, non_dominated
-from shardwright.planner.solve.nonsupported import MAX_ROWS, ROUNDING, NonSupported
+from shardwright.planner.solve.frontier import Point, falling, hull, nearest_within
+from tests.planner.solve.nonsupported import MAX_ROWS, ROUNDING, NonSupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def _evaluated(graph: FactorGraph, points: list[Point]) -> list[Point]:
 def _distinct(points: list[Point]) -> list[Point]:
     """Keep the non-dominated; of points that only rounding tells apart, the smaller."""
     kept: list[Point] = []
-    for point in non_dominated(points):
+    for point in falling(sorted(points)):
         if kept and point.bytes >= kept[-1].bytes * (1 - ROUNDING):
             continue
         if kept and point.seconds <= kept[-1].seconds * (1 + ROUNDING):

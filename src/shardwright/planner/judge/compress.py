@@ -36,7 +36,6 @@ from shardwright.planner.judge.evaluate import (
     sent_alone,
 )
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.prices import Prices
 from shardwright.planner.schedule.merge import Cost, Sizes
 from shardwright.planner.schedule.packing import MOST_UNITS, Way, choose_ways
 from shardwright.planner.simulate import simulate_on
@@ -48,9 +47,7 @@ def unburdened(context: Context) -> Context:
     """Return a context in which messages take nothing from computation."""
     table = context.table
     points = [one for one in table.collectives if not one[0].startswith(BENEATH)]
-    bare = replace(table, collectives=tuple(points))
-    prices = Prices(context.facts, context.cluster, bare, context.training)
-    return replace(context, prices=prices)
+    return context.at(table=replace(table, collectives=tuple(points)))
 
 
 def free_seconds(context: Context, evaluation: Evaluation) -> float:

@@ -34,7 +34,6 @@ from shardwright.planner.space.seeds import capped_sync
 WORTHWHILE = 1e-3
 # Of more gradients the best buckets take too long: time grows with the square.
 MOST_GRADIENTS = 2000
-MOST_POWERS = 64  # of two, in bytes
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -306,7 +305,8 @@ def message_cost(context: Context, program: Program, message: Message) -> Cost:
     mesh = program.meshes[message.mesh]
     routes = peer_groups(context.cluster, mesh, message.axes)
     known: dict[int, float] = {}
-    lines = np.zeros((2, MOST_POWERS))  # seconds of no bytes, and per byte
+    # Seconds of no bytes, and per byte, by powers of two.
+    lines = np.zeros((2, np.finfo(np.float64).maxexp))
     drawn: set[int] = set()
 
     # Of pairs, which follow each other in rounds, so many bytes are those of all rounds.

@@ -28,10 +28,12 @@ from shardwright.planner.model.terms import (
     ONCE,
     TRANSIENT,
     Term,
+    term,
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions, Variables
+    from shardwright.planner.model.decisions import Decisions, Statement
+    from shardwright.planner.model.domains import Dims
     from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
@@ -46,43 +48,30 @@ class _Crossing:
     bytes: int
 
 
-def activation_terms(decisions: Decisions, variables: Variables) -> list[Term]:
-    """Return the terms of every activation; adds the variables of shared copies."""
-    terms: list[Term] = []
+def state_activations(decisions: Decisions, statement: Statement) -> None:
+    """State what every activation costs, and the variables of shared copies."""
     for flow in decisions.context.facts.flows:
-        terms += _Copies(decisions, variables, flow).terms()
-    return terms
+        statement.terms += _Copies(decisions, statement, flow).terms()
 
 
 class _Copies:
     """Builds the terms of one tensor."""
 
-    def __init__(self, decisions: Decisions, variables: Variables, flow: Flow) -> None:
-        self.decisions, self.variables, self.flow = decisions, variables, flow
+    def __init__(self, decisions: Decisions, statement: Statement, flow: Flow) -> None:
+        self.decisions, self.statement, self.flow = decisions, statement, flow
         context = decisions.context
         graph = context.graph
         self.spec = graph.tensors[flow.tensor]
         self.shape = decisions.shape(flow.tensor, flow.maker)
         self.once = context.facts.is_once(flow.maker)
-        made = [
-            context.facts.placements(flow.maker, dims).outputs[flow.position]
-            for dims in decisions.domains[flow.maker]
+        placed, domains = context.facts.placements, decisions.domains
+        self.sources = [
+            self._key(placed(flow.maker, dims).outputs[flow.position])
+            for dims in domains[flow.maker]
         ]
-        self.sources = [self._key(pair) for pair in made]
-        lenient = context.facts.hands_on[flow.maker]
-        self.open_axes = [
-            tuple(
-                lenient and name == "" and axis == "data"
-                for name, axis in zip(dims, decisions.mesh.axes, strict=True)
-            )
-            for dims in decisions.domains[flow.maker]
-        ]
+        self.open_axes = list(map(self._open, domains[flow.maker]))
         self.wanted = [
-            [
-                self._key(pair)
-                for dims in decisions.domains[reader]
-                for pair in (context.facts.placements(reader, dims).inputs[position],)
-            ]
+            [self._key(placed(reader, dims).inputs[position]) for dims in domains[reader]]
             for reader, position in flow.readers
         ]
         first = graph.consumers[flow.tensor][0]
@@ -94,20 +83,27 @@ class _Copies:
     def _key(self, pair: Pair) -> Key:
         return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
 
+    def _open(self, dims: Dims) -> tuple[bool, ...]:
+        """Return on which axes a gradient may stay a partial sum."""
+        is_lenient = self.decisions.context.facts.hands_on[self.flow.maker]
+        axes = zip(dims, self.decisions.mesh.axes, strict=True)
+        return tuple(is_lenient and name == "" and axis == "data" for name, axis in axes)
+
     def terms(self) -> list[Term]:
         shared = self._shared()
         maker = self.decisions.config_of[self.flow.maker]
         terms: list[Term] = []
         for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
             alone = self._table(self.sources, wanted, [reader], skip=frozenset(shared))
-            terms += self._pair_terms(maker, self.decisions.config_of[reader], alone)
+            if alone.any():
+                terms.append(self._term((maker, self.decisions.config_of[reader]), alone))
         terms += self._sums()
         for key in shared:
-            copy = self.variables.add(2)
+            copy = self.statement.add(2)
             readers = [reader for reader, _ in self.flow.readers]
             made = self._table(self.sources, [key], readers, skip=frozenset())[:, :, 0]
             columns = np.stack([np.zeros_like(made), made], axis=2)
-            terms += self._switched((maker, copy), columns)
+            terms.append(self._term((maker, copy), columns))
             terms += self._requirements(copy, key)
         return terms
 
@@ -130,14 +126,13 @@ class _Copies:
         for ((left, first), here), ((right, second), there) in itertools.pairwise(ends):
             if blocks[left, first] != blocks[right, second]:
                 continue  # a stage may begin between them
-            table = np.zeros((NUM_COLUMNS, len(here), len(there), 1))
+            table = np.zeros((NUM_COLUMNS, len(here), len(there)))
             for key in set(here) & set(there):
                 rows = np.flatnonzero([k == key for k in here])
                 columns = np.flatnonzero([k == key for k in there])
-                table[EACH, rows[:, None], columns[None, :], 0] = self._sum_seconds(key)
+                table[EACH, rows[:, None], columns[None, :]] = self._sum_seconds(key)
             configs = self.decisions.config_of
-            scope, table = _scoped(configs[left], configs[right], table)
-            terms.append(Term(scope, table[..., 0], self.flow.blocks))
+            terms.append(term((configs[left], configs[right]), table, self.flow.blocks))
         return terms
 
     def _reading_blocks(self) -> dict[tuple[int, int], int]:
@@ -208,24 +203,20 @@ class _Copies:
         return table
 
     def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
-        wires, context = self.decisions.wires, self.decisions.context
+        context, dtype = self.decisions.context, self.spec.dtype
         forward, backward = self._moving(source[0], target[0]), 0.0
         if source[1] is not None and target[1] is not None:
             backward = self._moving(target[1], _passed_on(source[1], target[1], axes))
-        if target[2]:
-            local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
-            exchange = wires.halos(local, self.spec.dtype, target[2])
-            forward += exchange
-            backward += exchange if self.spec.needs_gradient else 0.0
-        size = 0
-        kept = context.facts.saves.kept_below[self.flow.tensor] and not self.once
-        if source[0] != target[0] or target[2]:
-            forward += context.prices.segment_seconds
-            backward += context.prices.segment_seconds if self.spec.needs_gradient else 0.0
-            if kept and forward < float("inf"):
-                local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
-                size = tensor_bytes(extended_shape(local, target[2]), self.spec.dtype)
-        return _Crossing(forward, backward, size)
+        if source[0] == target[0] and not target[2]:
+            return _Crossing(forward, backward, 0)
+        local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
+        both = (self.decisions.wires.halos(local, dtype, target[2]), context.prices.segment_seconds)
+        for seconds in both:  # one by one, as they are charged
+            forward += seconds
+            backward += seconds if self.spec.needs_gradient else 0.0
+        is_kept = context.facts.saves.kept_below[self.flow.tensor] and not self.once
+        size = tensor_bytes(extended_shape(local, target[2]), dtype)
+        return _Crossing(forward, backward, size if is_kept and forward < math.inf else 0)
 
     def _moving(self, here: Layout, there: Layout) -> float:
         """Return the seconds of a message, and of what it takes from computation."""
@@ -233,17 +224,9 @@ class _Copies:
         seconds = wires.reshard(*way)
         return seconds + wires.held(*way) if seconds < math.inf else seconds
 
-    def _pair_terms(self, maker: int, reader: int, table: NDArray[np.float64]) -> list[Term]:
-        """Return the term of a table over maker and reader, possibly one and the same variable."""
-        return self._switched(*_scoped(maker, reader, table)) if table.any() else []
-
-    def _switched(self, scope: tuple[int, ...], table: NDArray[np.float64]) -> list[Term]:
-        """Attach the decision on the mode (the last axis) where there is one and it matters."""
-        if self.switch is None:
-            return [Term(scope, table[..., 0], self.flow.blocks)]
-        order = sorted((*scope, self.switch))
-        axes = [(*scope, self.switch).index(variable) + 1 for variable in order]
-        return [Term(tuple(order), table.transpose(0, *axes), self.flow.blocks)]
+    def _term(self, variables: tuple[int, int], table: NDArray[np.float64]) -> Term:
+        """Return the term of a table over two variables and the mode, where there is one."""
+        return term((*variables, self.switch), table, self.flow.blocks)
 
     def _requirements(self, copy: int, key: Key) -> list[Term]:
         terms: list[Term] = []
@@ -264,13 +247,3 @@ def _passed_on(home: Layout, there: Layout, axes: tuple[bool, ...]) -> Layout:
         PARTIAL if is_open and wanted == PARTIAL else placement
         for placement, wanted, is_open in zip(home, there, axes, strict=True)
     )
-
-
-def _scoped(
-    one: int, other: int, table: NDArray[np.float64]
-) -> tuple[tuple[int, ...], NDArray[np.float64]]:
-    """Return the scope of a table over two variables and modes, and the table laid out by it; the two
-    may be one and the same."""
-    if one == other:
-        return (one,), np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
-    return ((one, other), table) if one < other else ((other, one), table.swapaxes(1, 2))

@@ -37,6 +37,11 @@ class Context:
         """Return the same facts and prices for plans on the first so many devices."""
         return replace(self, num_devices=num_devices)
 
+    def at(self, *, table: CostTable | None = None, training: Training | None = None) -> Context:
+        """Return the same facts at other prices."""
+        prices = Prices(self.facts, self.cluster, table or self.table, training or self.training)
+        return replace(self, prices=prices)
+
     @property
     def graph(self) -> OperatorGraph:
         """What is planned."""

@@ -12,14 +12,17 @@ from shardwright.planner.model.domains import Dims, domain, least_seconds
 from shardwright.planner.model.facts import Shape, Shapes, local_shapes
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
+from shardwright.planner.model.terms import Term
 
 
-class Variables:
-    """The variables of a problem while it is stated: how many values each has."""
+class Statement:
+    """What a problem is stated as: how many values each variable has, the variables of parameters' levels
+    by (root) parameter, and the terms."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = list(sizes)
-        self.level_of: dict[int, int] = {}  # by (root) parameter
+        self.level_of: dict[int, int] = {}
+        self.terms: list[Term] = []
 
     def add(self, size: int) -> int:
         """Add a variable and return its index."""
@@ -49,10 +52,8 @@ class Decisions:
     def of(cls, context: Context, mesh: Mesh, num_microbatches: int) -> Self:
         """List them; equal operators share their domain."""
         ties = context.facts.ties
-        roots = tuple(i for i, root in enumerate(ties.root) if root == i)
-        alike = {context.prices.sort(i): i for i in reversed(roots)}
-        domains = {s: domain(context, mesh, num_microbatches, i) for s, i in alike.items()}
-        own = {i: domains[context.prices.sort(i)] for i in roots}
+        roots = tuple(dict.fromkeys(ties.root))
+        own = _domains(context, mesh, num_microbatches, roots)
         modes = find_modes(context, mesh)
         leads = [lead for lead, members in ties.classes.items() if len(members) > 1]
         return cls(
@@ -81,8 +82,7 @@ class Decisions:
         for index in self.roots:
             options = self.domains[index]
             least = least_seconds(context, index, options, self.mesh.sizes, self.num_microbatches)
-            block = context.facts.ties.block[index]
-            total = least * len(context.facts.ties.classes[context.facts.ties.class_of(block)])
+            total = least * context.facts.ties.times(index)
             if context.facts.is_once(index):
                 once += total
             else:
@@ -102,3 +102,13 @@ class Decisions:
     def modes_of(self, block: int) -> tuple[Mode, ...]:
         """Return the modes of a block; only those that have equals choose."""
         return self.modes if self.context.facts.ties.class_of(block) in self.mode_of else (KEEP,)
+
+
+def _domains(
+    context: Context, mesh: Mesh, num_microbatches: int, roots: tuple[int, ...]
+) -> dict[int, tuple[Dims, ...]]:
+    """Return what each operator chooses from; those of a sort share it."""
+    sort = context.prices.sort
+    alike = {sort(index): index for index in reversed(roots)}
+    found = {s: domain(context, mesh, num_microbatches, index) for s, index in alike.items()}
+    return {index: found[sort(index)] for index in roots}

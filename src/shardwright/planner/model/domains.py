@@ -15,16 +15,22 @@ def domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> t
     """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
     iteration, sample = context.facts.iteration(index), context.facts.samples.operator_dim[index]
     options = choices(iteration, mesh.sizes, sample, num_microbatches)
-    operator, tensors = context.graph.operators[index], context.graph.tensors
-    if any(tensors[operator.inputs[position]].producer < 0 for position in iteration.linear):
-        # What enters from outside cannot be a partial sum.
-        options = tuple([dims for dims in options if PLUS not in dims])
+    options = _of_what_enters(context, index, options)
     name = context.facts.sample_names[index]
     if context.is_strict and name and "tensor" in mesh.axes:
         place = mesh.axes.index("tensor")
         options = tuple([dims for dims in options if dims[place] != name])
     is_data = mesh.axes[0] == "data" and mesh.sizes[0] > 1
     return _with_samples_split(options, name) if is_data else options
+
+
+def _of_what_enters(context: Context, index: int, options: tuple[Dims, ...]) -> tuple[Dims, ...]:
+    """Leave partial sums out where an operator reads from outside: no such thing enters."""
+    operator, tensors = context.graph.operators[index], context.graph.tensors
+    linear = context.facts.iteration(index).linear
+    if all(tensors[operator.inputs[position]].producer >= 0 for position in linear):
+        return options
+    return tuple([dims for dims in options if PLUS not in dims])
 
 
 def _with_samples_split(options: tuple[Dims, ...], name: str) -> tuple[Dims, ...]:
@@ -38,12 +44,17 @@ def least_seconds(
 ) -> float:
     """Return the seconds of an operator, forward and backward in one of so many microbatches, split
     as well as it can be over axes of these sizes."""
+    return min(work_seconds(context, index, dims, sizes, pieces) for dims in options)
+
+
+def work_seconds(
+    context: Context, index: int, dims: Dims, sizes: tuple[int, ...], pieces: int
+) -> float:
+    """Return the same of one config."""
     count = 1 if context.facts.is_once(index) else pieces
-    costs = (
-        context.prices.seconds(index, *local_shapes(context.facts, index, dims, sizes, count))
-        for dims in options
-    )
-    return min(cost.forward + cost.backward for cost in costs)
+    local = local_shapes(context.facts, index, dims, sizes, count)
+    cost = context.prices.seconds(index, *local)
+    return cost.forward + cost.backward
 
 
 def work_alone(
@@ -61,8 +72,8 @@ def work_alone(
     alike: dict[int, tuple[int, float]] = {}  # one of each sort, and its seconds if it divides
     for index, whole in context.prices.serial_work.items():
         is_once, sort = context.facts.is_once(index), context.prices.sort(index)
-        count = len(ties.classes[ties.class_of(ties.block[index])])
-        weights[sort] = weights.get(sort, 0.0) + count * (rounds[1] if is_once else rounds[0])
+        count = ties.times(index) * (rounds[1] if is_once else rounds[0])
+        weights[sort] = weights.get(sort, 0.0) + count
         alike[sort] = index, whole / len(mesh.devices) / (1 if is_once else pieces)
     work = {sort: weight * alike[sort][1] for sort, weight in weights.items()}
     total = sum(work.values())

@@ -15,6 +15,7 @@ from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.model.flows import Flow, find_flows, find_passing
 from shardwright.planner.model.saves import find_saves
 from shardwright.planner.model.ties import Ties, tie_blocks
+from shardwright.planner.remember import remembered
 from shardwright.planner.space import find_samples, iterate, placements
 from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -34,50 +35,43 @@ class Facts:
         self.ties = tie_blocks(graph, self.samples)
         self.saves = find_saves(graph, self.ties.block)
         self.read_last = read_last(graph, self.ties)
-        self._iterations: dict[int, Iteration] = {}
-        self._once: dict[int, bool] = {}
-        self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
-        self._recomputed: dict[str, frozenset[int]] = {}
-        self._idle: dict[frozenset[int], frozenset[int]] = {}
 
     def iteration(self, index: int) -> Iteration:
         """Return the iteration space of an operator."""
-        root = self.ties.root[index]
-        if root not in self._iterations:
-            self._iterations[root] = iterate(self.graph, root)
-        return self._iterations[root]
+        return self._iteration(self.ties.root[index])
+
+    @remembered
+    def _iteration(self, root: int) -> Iteration:
+        return iterate(self.graph, root)
 
     def placements(self, index: int, dims: tuple[str, ...]) -> Placements:
         """Return the layouts of an operator's tensors under one config."""
-        key = (self.ties.root[index], dims)
-        if key not in self._placements:
-            self._placements[key] = placements(self.iteration(index), dims)
-        return self._placements[key]
+        return self._placements(self.ties.root[index], dims)
 
+    @remembered
+    def _placements(self, root: int, dims: tuple[str, ...]) -> Placements:
+        return placements(self._iteration(root), dims)
+
+    @remembered
     def recomputed(self, name: Literal["selective", "attention"]) -> frozenset[int]:
         """Return the operators that run again in blocks that are recomputed in part."""
-        if name not in self._recomputed:
-            again = recomputed_operators(self.graph, name)
-            tied = frozenset(i for i, root in enumerate(self.ties.root) if root in again)
-            self._recomputed[name] = tied
-        return self._recomputed[name]
+        again = recomputed_operators(self.graph, name)
+        return frozenset(i for i, root in enumerate(self.ties.root) if root in again)
 
+    @remembered
     def idle(self, asked: frozenset[int]) -> frozenset[int]:
         """Return those of the operators asked to run again that no backward needs to."""
-        if asked not in self._idle:
-            self._idle[asked] = asked - needed_again(self.graph, asked)
-        return self._idle[asked]
+        return asked - needed_again(self.graph, asked)
 
+    @remembered
     def is_once(self, index: int) -> bool:
         """Whether an operator runs once per step: before the microbatches, or free of the batch."""
-        if index not in self._once:
-            operator, tensors = self.graph.operators[index], self.graph.tensors
-            is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
-            trained = any(tensors[t].needs_gradient for t in operator.outputs) or any(
-                tensors[t].role == "parameter" for t in operator.inputs
-            )
-            self._once[index] = index in self.samples.prologue or (is_free and not trained)
-        return self._once[index]
+        operator, tensors = self.graph.operators[index], self.graph.tensors
+        is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
+        trained = any(tensors[t].needs_gradient for t in operator.outputs) or any(
+            tensors[t].role == "parameter" for t in operator.inputs
+        )
+        return index in self.samples.prologue or (is_free and not trained)
 
     @cached_property
     def sample_names(self) -> tuple[str, ...]:

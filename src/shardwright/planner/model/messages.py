@@ -15,14 +15,16 @@ from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost import collective_seconds
+from shardwright.planner.cost.burden import NOTHING, Burden, is_measured, message_burden
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.model.facts import Shape
-from shardwright.planner.model.losses import Losses
+from shardwright.planner.remember import remembered
 from shardwright.planner.space import reshard_steps
 from shardwright.planner.space.redistribute import Step
 
+Axes = tuple[int, ...]
 LOCAL = frozenset({"slice", "copy"})
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024
@@ -42,80 +44,78 @@ class MessageCosts:
             for axes in itertools.combinations(range(len(mesh.sizes)), count)
         }
         self._groups[()] = [((mesh.devices[0],), 1)]
-        self.losses = Losses(cluster, table, self._groups)
-        self._messages: dict[tuple[object, ...], float] = {}
-        self._reshards: dict[tuple[Shape, str, Layout, Layout], float] = {}
+        self._has_burdens = is_measured(table)
         self.parameters: dict[object, NDArray[np.float64]] = {}
 
-    def message(self, primitive: str, axes: tuple[int, ...], num_bytes: int) -> float:
+    @remembered
+    def message(self, primitive: str, axes: Axes, num_bytes: int) -> float:
         """Price one message."""
-        key = (primitive, axes, num_bytes)
-        if key not in self._messages:
-            cluster, table = self.cluster, self.table
-            slowest = max(
-                collective_seconds(
-                    primitive, num_bytes, devices, cluster, table, concurrent
-                ).seconds
-                for devices, concurrent in self._groups[axes]
-            )
-            self._messages[key] = slowest + (0.0 if primitive in LOCAL else self._starting)
-        return self._messages[key]
+        slowest = max(
+            collective_seconds(
+                primitive, num_bytes, devices, self.cluster, self.table, concurrent
+            ).seconds
+            for devices, concurrent in self._groups[axes]
+        )
+        return slowest + (0.0 if primitive in LOCAL else self._starting)
 
+    def share(self, primitive: str, axes: Axes, num_bytes: int) -> float:
+        """Price a gradient's share of a message that carries many: no cost of starting one."""
+        return self.message(primitive, axes, num_bytes * MANY) / MANY
+
+    @remembered
+    def paired(self, axes: Axes, pairs: tuple[tuple[int, int], ...], num_bytes: int) -> float:
+        """Price such a share of a message from places along some axes to others."""
+        ends = (self.cluster, self.table)
+        many = paired_seconds(self.mesh, axes, pairs, num_bytes * MANY, ends).seconds
+        return (many + self._starting) / MANY
+
+    @remembered
     def reshard(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
         """Price a change of layout; infinite where there is none."""
         if source == target:
             return 0.0
-        key = (shape, dtype, source, target)
-        if key not in self._reshards:
-            try:
-                self._reshards[key] = sum(one for _, one in self.by_axes(*key))
-            except ValueError:
-                self._reshards[key] = float("inf")
-        return self._reshards[key]
+        try:
+            return sum(one for _, one in self.by_axes(shape, dtype, source, target))
+        except ValueError:
+            return math.inf
 
     def merged(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
-        """Price a gradient's share of a message that carries many: no cost of starting one."""
+        """Price the same of a gradient whose messages carry many."""
         try:
             steps = _steps(shape, dtype, source, target, self.mesh.sizes)
         except ValueError:
             return math.inf
-        return sum(
-            self.message(step.primitive, axes, step.bytes * MANY) / MANY for step, axes in steps
-        )
-
-    def packed(self, axes: tuple[int, ...], num_bytes: int) -> float:
-        """Price a compressed gradient's share of a message that gathers many over some axes."""
-        return self.message("all_gather", axes, num_bytes * MANY) / MANY
-
-    def summed(self, axes: tuple[int, ...], num_bytes: int) -> float:
-        """Price such a share of a message that sums factors of many."""
-        return self.message("all_reduce", axes, num_bytes * MANY) / MANY
-
-    def paired(
-        self, axes: tuple[int, ...], pairs: tuple[tuple[int, int], ...], num_bytes: int
-    ) -> float:
-        """Price such a share of a message from places along some axes to others."""
-        key = ("send_receive", axes, pairs, num_bytes)
-        if key not in self._messages:
-            ends = (self.cluster, self.table)
-            many = paired_seconds(self.mesh, axes, pairs, num_bytes * MANY, ends).seconds
-            self._messages[key] = (many + self._starting) / MANY
-        return self._messages[key]
+        return sum(self.share(step.primitive, axes, step.bytes) for step, axes in steps)
 
     def held(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
-        """Return the computing thread's own seconds of a change of layout."""
+        """Return the computing thread's own seconds of a change of layout, hidden or not."""
         steps = _steps(shape, dtype, source, target, self.mesh.sizes)
-        return sum(self.losses.held(step.primitive, axes, step.bytes) for step, axes in steps)
+        return sum(self._burden(step.primitive, axes, step.bytes).held for step, axes in steps)
 
     def lost(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
-        """Return the least computation that a tensor's share of a message of many costs."""
+        """Return the least computation that a tensor's share of a message of many costs: waited for while
+        it takes as long as alone, or with so much of computation, which hides it in part or whole."""
         steps = _steps(shape, dtype, source, target, self.mesh.sizes)
         total = 0.0
         for step, axes in steps:
-            many = (step.primitive, axes, step.bytes * MANY)
             own = self.message(step.primitive, axes, step.bytes)
-            total += self.losses.least(*many, self.message(*many), own) / MANY
+            many = (step.primitive, axes, step.bytes * MANY)
+            burden = self._burden(*many)
+            hidden = min(own / burden.hiding, 1.0) if burden.hiding > 0 else 0.0
+            total += (burden.held + min(burden.stolen * hidden, self.message(*many))) / MANY
         return total
+
+    @remembered
+    def _burden(self, primitive: str, axes: Axes, num_bytes: int) -> Burden:
+        """Return what a message costs ranks that compute; nothing where that was not measured. Of groups
+        the least counts: never more than is charged."""
+        if not self._has_burdens or primitive in LOCAL:
+            return NOTHING
+        burdens = (
+            message_burden(primitive, num_bytes, devices, self.cluster, self.table)
+            for devices, _ in self._groups[axes]
+        )
+        return min(burdens, key=lambda burden: burden.row)
 
     def by_axes(
         self, shape: Shape, dtype: str, source: Layout, target: Layout
@@ -131,20 +131,20 @@ class MessageCosts:
 
     def halos(self, local: Shape, dtype: str, halos: Halos) -> float:
         """Price bringing a shard's halos, or giving their gradients back."""
-        cluster, table, total = self.cluster, self.table, 0.0
+        total = 0.0
         for halo in halos:
             moved = most_moved(local, halo, self.mesh.sizes) * DTYPE_BYTES[dtype]
             local = extended_shape(local, (halo,))
-            copied = tensor_bytes(local, dtype)
-            key = (f"halo {copied}", halo.axes, moved)
-            if key not in self._messages:
-                slowest = max(
-                    halo_seconds(moved, copied, devices, cluster, table, share).seconds
-                    for devices, share in self._groups[halo.axes]
-                )
-                self._messages[key] = slowest + self._starting
-            total += self._messages[key]
+            total += self._halo(moved, tensor_bytes(local, dtype), halo.axes)
         return total
+
+    @remembered
+    def _halo(self, moved: int, copied: int, axes: Axes) -> float:
+        slowest = max(
+            halo_seconds(moved, copied, devices, self.cluster, self.table, share).seconds
+            for devices, share in self._groups[axes]
+        )
+        return slowest + self._starting
 
 
 def _steps(

@@ -40,17 +40,17 @@ from shardwright.planner.model.terms import (
     SYNC,
     TRANSIENT,
     Term,
+    term,
 )
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.redistribute import is_sum, reshard_steps
 from shardwright.planner.space.rest import shard_further
 
 if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions, Variables
+    from shardwright.planner.model.decisions import Decisions, Statement
     from shardwright.planner.model.prices import Prices
 
-LEVELS = 5
-KEEPS = 4
+WHOLE, ZERO_1, ZERO_2, ZERO_3, KEEPS = range(5)
 
 
 def parameter_config(
@@ -59,9 +59,9 @@ def parameter_config(
     """Return how a parameter with this layout in use is kept at a level."""
     fine = shard_further(shape, use, axis_sizes)
     return ParameterConfig(
-        rest=fine if level >= 3 else use,
-        optimizer=fine if level >= 1 else use,
-        sync="microbatch" if level >= 2 else "step",
+        rest=fine if level >= ZERO_3 else use,
+        optimizer=fine if level >= ZERO_1 else use,
+        sync="microbatch" if level >= ZERO_2 else "step",
         keeps=level == KEEPS and fine != use,
     )
 
@@ -69,25 +69,23 @@ def parameter_config(
 def num_levels(decisions: Decisions, tensor: int) -> int:
     """Return among how many levels a trained parameter may choose."""
     is_last = tensor in decisions.context.facts.read_last
-    return LEVELS if decisions.num_microbatches == 1 and not is_last else KEEPS
+    return KEEPS + 1 if decisions.num_microbatches == 1 and not is_last else KEEPS
 
 
-def parameter_terms(decisions: Decisions, variables: Variables) -> list[Term]:
-    """Return the terms of every parameter; adds the variables of their levels."""
+def state_parameters(decisions: Decisions, statement: Statement) -> None:
+    """State what every parameter costs, and the variables of their levels."""
     graph, ties = decisions.context.graph, decisions.context.facts.ties
-    terms: list[Term] = []
     for tensor in graph.parameters:
         readers = graph.consumers[tensor]
         if not readers or ties.root[readers[0]] != readers[0]:
             continue
-        terms.append(_home_term(decisions, variables, tensor))
+        statement.terms.append(_home_term(decisions, statement, tensor))
         seen = {readers[0]}
         for reader in readers[1:]:
             root = ties.root[reader]
             if root not in seen:
                 seen.add(root)
-                terms += _away_terms(decisions, variables, tensor, root)
-    return terms
+                statement.terms.append(_away_term(decisions, statement, tensor, root))
 
 
 def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
@@ -114,7 +112,7 @@ def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
     return pairs
 
 
-def _home_term(decisions: Decisions, variables: Variables, tensor: int) -> Term:
+def _home_term(decisions: Decisions, statement: Statement, tensor: int) -> Term:
     """Build the term of a parameter with its first reader: over (config, level)."""
     context = decisions.context
     reader = context.graph.consumers[tensor][0]
@@ -131,11 +129,10 @@ def _home_term(decisions: Decisions, variables: Variables, tensor: int) -> Term:
                 else _frozen(decisions, tensor, pair)
             )
     blocks = context.facts.ties.classes[context.facts.ties.block[reader]]
-    config = decisions.config_of[reader]
-    if not can_shard:
-        return Term((config,), columns[:, :, 0], blocks)
-    level = variables.level_of[tensor] = variables.add(levels)
-    return Term((config, level), columns, blocks)
+    if can_shard:
+        statement.level_of[tensor] = statement.add(levels)
+    variable = statement.level_of.get(tensor)
+    return term((decisions.config_of[reader], variable), columns, blocks)
 
 
 def _frozen(decisions: Decisions, tensor: int, pair: Pair) -> NDArray[np.float64]:
@@ -210,7 +207,7 @@ class _Case:
     @property
     def places(self) -> tuple[int, int]:
         """The columns of seconds and bytes of what each microbatch does, or else the step."""
-        return (EACH, TRANSIENT) if self.level >= 2 else (ONCE, KEPT)
+        return (EACH, TRANSIENT) if self.level >= ZERO_2 else (ONCE, KEPT)
 
     def size(self, layout: Layout, dtype: str) -> int:
         """Return a device's bytes."""
@@ -219,17 +216,19 @@ class _Case:
 
 def _add_synchronisation(column: NDArray[np.float64], case: _Case, sync: float) -> None:
     """Add the messages of the gradient, which take ``sync`` where nothing is compressed."""
-    found = case.decisions, case.spec, case.pair, case.kept, case.total
-    least, packed = _least_sum(*found), _packed(*found)
-    sync = min(sync, least)
-    if packed is not None:
-        sync = packed.message_seconds
-        column[ONCE] += packed.seconds
-        column[KEPT] += packed.owed_bytes
-    column[GATHER if case.level >= 2 else SYNC] += sync
-    if packed is None and least == math.inf:
-        way = (case.pair.gradient, case.kept.optimizer)
-        column[case.places[0]] += case.decisions.wires.lost(case.spec.shape, case.wire, *way)
+    decisions, way = case.decisions, case.decisions.context.training.sync
+    summed = _summed(case)
+    if summed is not None and is_compressed(way, summed.dtype, summed.shape):
+        sync = summed.message_seconds(decisions, way)
+        column[ONCE] += summed.work_seconds(decisions.context.prices, way)
+        column[KEPT] += summed.kept_elements(way) * DTYPE_BYTES[summed.dtype]
+    else:
+        least = math.inf if summed is None else summed.least_seconds(decisions)
+        sync = min(sync, least)
+        if least == math.inf:
+            moved = (case.pair.gradient, case.kept.optimizer)
+            column[case.places[0]] += decisions.wires.lost(case.spec.shape, case.wire, *moved)
+    column[GATHER if case.level >= ZERO_2 else SYNC] += sync
 
 
 def _add_casts(column: NDArray[np.float64], case: _Case) -> None:
@@ -249,7 +248,7 @@ def _add_casts(column: NDArray[np.float64], case: _Case) -> None:
 
 def _add_accumulation(column: NDArray[np.float64], case: _Case) -> None:
     """Every microbatch but the first adds its gradient to the kept one, where one is kept."""
-    if case.level < 2:
+    if case.level < ZERO_2:
         share = 1 - 1 / case.decisions.num_microbatches
         value = case.pair.value
         touched = case.size(value, case.spec.dtype) + 2 * case.size(value, case.total)
@@ -266,13 +265,13 @@ def _add_memory(column: NDArray[np.float64], case: _Case) -> None:
         column[KEPT] += case.size(kept.optimizer, master)
     if pair.gradient != kept.optimizer or master != case.total:
         column[case.places[1]] += case.size(pair.value, case.total)
-    if case.level >= 3:
+    if case.level >= ZERO_3:
         column[KEPT if kept.keeps else TRANSIENT] += case.size(pair.value, dtype)
 
 
 def _sum_dtype(decisions: Decisions, spec: TensorSpec, level: int) -> str:
     """Return the dtype in which microbatches' gradients are added up at a level, if they are."""
-    if level >= 2:
+    if level >= ZERO_2:
         return spec.dtype
     return decisions.context.prices.sum_dtype(spec.dtype, decisions.num_microbatches)
 
@@ -286,32 +285,6 @@ def sync_seconds(
     if kept.sync == "step" or decisions.num_microbatches == 1:
         return decisions.wires.merged(*way)
     return decisions.wires.reshard(*way)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """What a compressed gradient takes: its share of a message, computation, and what is kept of it."""
-
-    message_seconds: float
-    seconds: float
-    owed_bytes: int
-
-
-def _packed(
-    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig, total: str
-) -> _Packed | None:
-    """Return what a gradient takes that is compressed, None where it is not (``lower.compress``)."""
-    sync = decisions.context.training.sync
-    summed = _summed(decisions, spec, pair, kept, total) if sync.compressor != "none" else None
-    if summed is None:
-        return None
-    if not is_compressed(sync, summed.dtype, summed.shape):
-        return None
-    return _Packed(
-        message_seconds=summed.message_seconds(decisions, sync),
-        seconds=summed.work_seconds(decisions.context.prices, sync),
-        owed_bytes=summed.kept_elements(sync) * DTYPE_BYTES[summed.dtype],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +306,28 @@ class _Summed:
         wires, axes = decisions.wires, self.axes
         if sync.compressor == "powersgd":
             forms = factor_shapes(self.shape, sync.feedback.rank)
-            return sum(wires.summed(axes, tensor_bytes(form, self.dtype)) for form in forms)
+            return sum(
+                wires.share("all_reduce", axes, tensor_bytes(form, self.dtype)) for form in forms
+            )
         size = packed_bytes(sync.compressor, sync.density, self.elements, self.dtype)
         if sync.compressor in MERGED:
             rounds = merge_rounds(sync.compressor, self.ranks)
             return sum(wires.paired(axes, one.pairs, size) for one in rounds)
-        return wires.packed(axes, self.ranks * size)
+        return wires.share("all_gather", axes, self.ranks * size)
+
+    def least_seconds(self, decisions: Decisions) -> float:
+        """Return the least of that where plans may compress as they like: what it takes besides is not
+        counted, so that bounds are true for any choice. Infinite where they may not."""
+        training = decisions.context.training
+        least, sync, dtype = training.least_sent, training.sync, self.dtype
+        if least == 1:
+            return math.inf
+        ways = [
+            replace(sync, compressor=how, density=density)
+            for how, density in allowed_ways(least, dtype)
+        ]
+        ways += [way for _, way in allowed_in_rounds(sync, least, dtype, [self.shape])]
+        return min([self.message_seconds(decisions, way) for way in ways], default=math.inf)
 
     def work_seconds(self, prices: Prices, sync: GradientSync) -> float:
         """Return its computation; of what comes before packing as little as may be."""
@@ -364,66 +353,37 @@ class _Summed:
         return copies * self.elements + math.prod(right)
 
 
-def _summed(
-    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig, total: str
-) -> _Summed | None:
+def _summed(case: _Case) -> _Summed | None:
     """Return a gradient that is summed over devices once a step and then whole, and large enough to be
-    compressed; None where it is not (``lower.compress``)."""
-    often = kept.sync == "microbatch" and decisions.num_microbatches > 1
-    if often or PARTIAL not in pair.gradient:
+    compressed, where somebody asked for that or allows it; None where it is not (``lower.compress``)."""
+    decisions, spec, pair = case.decisions, case.spec, case.pair
+    training, sizes = decisions.context.training, decisions.mesh.sizes
+    is_whole = training.compressor == "none" and training.least_sent == 1
+    often = case.kept.sync == "microbatch" and decisions.num_microbatches > 1
+    if is_whole or often or PARTIAL not in pair.gradient:
         return None
-    sizes = decisions.mesh.sizes
-    steps = reshard_steps(spec.shape, spec.dtype, pair.gradient, kept.optimizer, sizes)
+    steps = reshard_steps(spec.shape, spec.dtype, pair.gradient, case.kept.optimizer, sizes)
     shape = local_shape(spec.shape, pair.value, sizes)
-    if not is_sum(steps) or not is_worth_packing(total, math.prod(shape)):
+    if not is_sum(steps) or not is_worth_packing(case.total, math.prod(shape)):
         return None
     ranks = math.prod(sizes[axis] for axis in steps[0].axes)
-    return _Summed(steps[0].axes, ranks, shape, wide_dtype(total))
+    return _Summed(steps[0].axes, ranks, shape, wide_dtype(case.total))
 
 
-def _least_sum(
-    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig, total: str
-) -> float:
-    """Return the least seconds of a gradient's share of a message where plans may compress as they like:
-    what that takes besides is not counted, so that bounds are true for any choice. Infinite where
-    they may not."""
-    least_sent = decisions.context.training.least_sent
-    summed = _summed(decisions, spec, pair, kept, total) if least_sent < 1 else None
-    if summed is None:
-        return math.inf
-    sync = decisions.context.training.sync
-    ways = [
-        replace(sync, compressor=how, density=density)
-        for how, density in allowed_ways(least_sent, summed.dtype)
-    ]
-    ways += [way for _, way in allowed_in_rounds(sync, least_sent, summed.dtype, [summed.shape])]
-    return min([summed.message_seconds(decisions, way) for way in ways], default=math.inf)
-
-
-def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: int) -> list[Term]:
+def _away_term(decisions: Decisions, statement: Statement, tensor: int, root: int) -> Term:
     """Return the term of a shared parameter's further reader: over both configs and the level."""
     context = decisions.context
     home = context.graph.consumers[tensor][0]
     first, second = _pairs(decisions, tensor, home), _pairs(decisions, tensor, root)
-    level_variable = variables.level_of.get(tensor)
+    level_variable = statement.level_of.get(tensor)
     levels = num_levels(decisions, tensor) if level_variable is not None else 1
     columns = np.zeros((NUM_COLUMNS, len(first), len(second), levels))
     for i, pair in enumerate(first):
         for j, other in enumerate(second):
             for level in range(levels):
                 columns[:, i, j, level] = _away(decisions, tensor, pair, other, level)
-    block = context.facts.ties.block[root]
-    scope = [decisions.config_of[home], decisions.config_of[root]]
-    if level_variable is None:
-        columns = columns[..., 0]
-    else:
-        scope.append(level_variable)
-    if scope[0] == scope[1]:
-        columns = np.moveaxis(np.diagonal(columns, axis1=1, axis2=2), -1, 1)
-        del scope[1]
-    order = sorted(range(len(scope)), key=lambda k: scope[k])
-    columns = columns.transpose(0, *(k + 1 for k in order))
-    return [Term(tuple(scope[k] for k in order), columns, (block,))]
+    places = (decisions.config_of[home], decisions.config_of[root], level_variable)
+    return term(places, columns, (context.facts.ties.block[root],))
 
 
 def _away(
@@ -435,9 +395,9 @@ def _away(
     column = np.zeros(NUM_COLUMNS)
     if spec.needs_gradient and other != pair:
         sync = sync_seconds(decisions, spec, other.gradient, kept)
-        column[GATHER if level >= 2 else SYNC] += sync
+        column[GATHER if level >= ZERO_2 else SYNC] += sync
         more = local_bytes(spec.shape, _sum_dtype(decisions, spec, level), other.value, sizes)
-        column[TRANSIENT if level >= 2 else KEPT] += more
+        column[TRANSIENT if level >= ZERO_2 else KEPT] += more
     if other.value != pair.value:
         gather = decisions.wires.reshard(spec.shape, spec.dtype, kept.rest, other.value)
         column[GATHER] += (1 if kept.keeps else 2) * gather

@@ -17,6 +17,7 @@ from shardwright.planner.cost.update import update_seconds
 from shardwright.planner.model.facts import Facts, Shapes
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.training import Training
+from shardwright.planner.remember import remembered
 
 # About the seconds of starting a message, where nobody measured them.
 STARTING = 5e-5
@@ -45,17 +46,12 @@ class Prices:
         self.shards = ShardPrices(cluster, table)
         self._rates = self.shards.rates(slowest(cluster), training.precision)
         self._sorts: dict[object, int] = {}
-        self._sort_of: dict[int, int] = {}
-        self._shard_sort_of: dict[int, int] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
-        self._wires: dict[Mesh, MessageCosts] = {}
-        self._starting: dict[int, float] = {}
 
+    @remembered
     def wires(self, mesh: Mesh) -> MessageCosts:
         """Return the prices of messages on a mesh, the same for every number of microbatches."""
-        if mesh not in self._wires:
-            self._wires[mesh] = MessageCosts(self.cluster, self.table, self.message_seconds, mesh)
-        return self._wires[mesh]
+        return MessageCosts(self.cluster, self.table, self.message_seconds, mesh)
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
         """Price an operator shard; one sort of operator with equal local shapes has one price."""
@@ -71,23 +67,19 @@ class Prices:
             self._seconds[key] = Seconds(forward=forward.seconds, backward=backward.seconds)
         return self._seconds[key]
 
+    @remembered
     def sort(self, index: int) -> int:
         """Number operators by all that decides what configs each may have and how long they take."""
-        if index not in self._sort_of:
-            tensors, operator = self.facts.graph.tensors, self.facts.graph.operators[index]
-            roles = tuple(
-                [tensors[t].role if tensors[t].producer < 0 else "" for t in operator.inputs]
-            )
-            sample = (self.facts.samples.operator_dim[index], self.facts.sample_names[index])
-            key = (self._shard_sort(index), self.facts.is_once(index), roles, *sample)
-            self._sort_of[index] = self._sorts.setdefault(key, len(self._sorts))
-        return self._sort_of[index]
+        tensors, operator = self.facts.graph.tensors, self.facts.graph.operators[index]
+        roles = tuple([tensors[t].role if tensors[t].producer < 0 else "" for t in operator.inputs])
+        sample = (self.facts.samples.operator_dim[index], self.facts.sample_names[index])
+        key = (self._shard_sort(index), self.facts.is_once(index), roles, *sample)
+        return self._sorts.setdefault(key, len(self._sorts))
 
+    @remembered
     def _shard_sort(self, index: int) -> int:
         """Number operators by everything but local shapes that decides their duration."""
-        if index not in self._shard_sort_of:
-            self._shard_sort_of[index] = self.shards.sort(self.facts.graph, index)
-        return self._shard_sort_of[index]
+        return self.shards.sort(self.facts.graph, index)
 
     @cached_property
     def serial_work(self) -> dict[int, float]:
@@ -128,13 +120,11 @@ class Prices:
         """Return the seconds of compressing so many elements, or of adding those of a rank."""
         return pack_cost(name, elements, DTYPE_BYTES[dtype], self._rates.kind, self.table).seconds
 
+    @remembered
     def starting(self, num_devices: int) -> float:
         """About the seconds of starting a message over so many devices: what merging two saves."""
         everyone = tuple(range(num_devices))
-        if num_devices not in self._starting:
-            burden = message_burden("all_reduce", 1.0, everyone, self.cluster, self.table)
-            self._starting[num_devices] = STARTING + burden.held
-        return self._starting[num_devices]
+        return STARTING + message_burden("all_reduce", 1.0, everyone, self.cluster, self.table).held
 
 
 def slowest(cluster: Cluster) -> int:

@@ -8,7 +8,7 @@ exist (one copy serves all readers that want the same layouts, as in lowering).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.strategy import ParameterConfig
-from shardwright.planner.model.activations import activation_terms
+from shardwright.planner.model.activations import state_activations
 from shardwright.planner.model.crossings import Crossing, find_crossings
-from shardwright.planner.model.decisions import Decisions, Variables
+from shardwright.planner.model.decisions import Decisions, Statement
 from shardwright.planner.model.domains import Dims
 from shardwright.planner.model.facts import Shapes
 from shardwright.planner.model.modes import KEEP, Mode
-from shardwright.planner.model.parameters import parameter_config, parameter_terms
+from shardwright.planner.model.parameters import parameter_config, state_parameters
 from shardwright.planner.model.terms import (
     EACH,
     FLIGHT,
@@ -34,6 +34,7 @@ from shardwright.planner.model.terms import (
     factor_graph,
     network,
     per_block,
+    term,
 )
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import FactorGraph
@@ -42,34 +43,23 @@ from shardwright.planner.solve.network import Network
 WORKING_COPIES = 2
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Statement:
-    """The terms, over how many values each of their variables has, and the variables of parameters'
-    levels, by (root) parameter."""
-
-    sizes: tuple[int, ...]
-    level_of: dict[int, int]
-    terms: list[Term]
-
-
 class Problem(Decisions):
     """Decisions with what they cost. Tables are made when they are first asked for."""
 
     @cached_property
     def statement(self) -> Statement:
         """All tables, with the variables of copies and of parameters' levels."""
-        variables = Variables(self.choices)
-        terms = self._segment_terms()
-        for index in self.roots:
-            terms += self._operator_terms(index)
-        terms += activation_terms(self, variables)
-        terms += parameter_terms(self, variables)
-        return Statement(tuple(variables.sizes), variables.level_of, terms)
+        statement = Statement(self.choices)
+        statement.terms += self._segment_terms()
+        statement.terms += map(self._operator_term, self.roots)
+        state_activations(self, statement)
+        state_parameters(self, statement)
+        return statement
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """How many values every variable has."""
-        return self.statement.sizes
+        return tuple(self.statement.sizes)
 
     @cached_property
     def level_of(self) -> dict[int, int]:
@@ -100,21 +90,8 @@ class Problem(Decisions):
             columns = np.zeros((NUM_COLUMNS, len(modes)))
             columns[EACH] = [fixed * (2 + _segments_again(ties.ranges[lead], m)) for m in modes]
             if columns.any():
-                terms.append(self._switched(lead, (), columns, members))
+                terms.append(term((self.mode_of.get(lead),), columns, members))
         return terms
-
-    def _switched(
-        self,
-        lead: int,
-        scope: tuple[int, ...],
-        columns: NDArray[np.float64],
-        blocks: tuple[int, ...],
-    ) -> Term:
-        """Return a term whose last axis is the mode of a class of blocks."""
-        switch = self.mode_of.get(lead)
-        if switch is None:
-            return Term(scope, columns[..., 0], blocks)
-        return Term((*scope, switch), columns, blocks)
 
     def _largest(self, index: int, outputs: Sequence[tuple[int, ...]]) -> int:
         """Return the bytes of an operator's largest output, of these local shapes."""
@@ -122,7 +99,7 @@ class Problem(Decisions):
         pairs = zip(outputs, graph.operators[index].outputs, strict=True)
         return max(tensor_bytes(shape, graph.tensors[tensor].dtype) for shape, tensor in pairs)
 
-    def _operator_terms(self, index: int) -> list[Term]:
+    def _operator_term(self, index: int) -> Term:
         context, saves = self.context, self.context.facts.saves
         tensors, operator = context.graph.tensors, context.graph.operators[index]
         column = ONCE if context.facts.is_once(index) else EACH
@@ -147,11 +124,8 @@ class Problem(Decisions):
                 columns[FLIGHT, choice, number] = across + sum(s for s, _ in kept) - dropped
                 columns[TRANSIENT, choice, number] = working + dropped
         lead = context.facts.ties.class_of(block)
-        return [
-            self._switched(
-                lead, (self.config_of[index],), columns, context.facts.ties.classes[lead]
-            )
-        ]
+        blocks = context.facts.ties.classes[lead]
+        return term((self.config_of[index], self.mode_of.get(lead)), columns, blocks)
 
     def _kept(self, index: int, inputs: Shapes, outputs: Shapes) -> list[tuple[int, int]]:
         """Return the bytes that an operator pays for, each with the operator that makes them."""

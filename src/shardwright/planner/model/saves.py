@@ -7,6 +7,7 @@ producer. What one block hands to another always stays, since recomputation star
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
     """Walk the graph once; linear in its size."""
     storage = storages(graph)
     savers, own, extra = _savers(graph, storage)
-    inputs, outputs, crossing = ([list[int]() for _ in graph.operators] for _ in range(3))
+    inputs, outputs, crossing = (defaultdict[int, list[int]](list) for _ in range(3))
     for tensor, maker in _made(graph, storage):
         position = graph.operators[maker].outputs.index(tensor)
         if _leaves(graph, block, tensor):
@@ -46,13 +47,17 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
         elif savers[tensor] or tensor in own:
             outputs[maker].append(position)
     return Saves(
-        inputs=tuple(map(tuple, inputs)),
-        outputs=tuple(map(tuple, outputs)),
-        crossing=tuple(map(tuple, crossing)),
+        inputs=_by_operator(graph, inputs),
+        outputs=_by_operator(graph, outputs),
+        crossing=_by_operator(graph, crossing),
         extra=tuple(extra),
         kept_below=tuple(bool(savers[root]) for root in storage),
         maker=tuple(graph.tensors[root].producer for root in storage),
     )
+
+
+def _by_operator(graph: OperatorGraph, found: dict[int, list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(found.get(index, ())) for index in range(len(graph.operators)))
 
 
 def _made(graph: OperatorGraph, storage: Sequence[int]) -> Iterator[tuple[int, int]]:

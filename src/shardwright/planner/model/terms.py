@@ -8,6 +8,7 @@ kept per microbatch in ``FLIGHT``, and ``TRANSIENT``, needed by one block at a t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.network import Network
 
-EACH, ONCE, GATHER, SYNC, KEPT, FLIGHT, TRANSIENT = range(7)
-NUM_COLUMNS = 7
+KINDS = range(7)
+EACH, ONCE, GATHER, SYNC, KEPT, FLIGHT, TRANSIENT = KINDS
+NUM_COLUMNS = len(KINDS)
 Columns = NDArray[np.float64]
 
 
@@ -32,6 +34,17 @@ class Term:
     scope: tuple[int, ...]
     columns: Columns
     blocks: tuple[int, ...]
+
+
+def term(variables: Sequence[int | None], columns: Columns, blocks: tuple[int, ...]) -> Term:
+    """Return the term of columns with an axis for each variable, in any order. Of a variable that has two
+    only equal choices stay; for None there is one choice, and its axis goes."""
+    columns = columns[(slice(None), *[0 if v is None else slice(None) for v in variables])]
+    axes = [variable for variable in variables if variable is not None]
+    scope = sorted(set(axes))
+    names = dict(zip(scope, "abcdefgh", strict=False))
+    given, wanted = ("".join(names[variable] for variable in of) for of in (axes, scope))
+    return Term(tuple(scope), np.einsum(f"k{given}->k{wanted}", columns), blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

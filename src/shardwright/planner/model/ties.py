@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import Block, OperatorGraph
 from shardwright.planner.space.samples import Samples
 
 
@@ -30,32 +30,33 @@ class Ties:
         """Return the first block tied to this one."""
         return self.block[self.root[self.ranges[block][0]]]
 
+    def times(self, operator: int) -> int:
+        """Return how many blocks are tied to that of an operator, its own among them."""
+        return len(self.classes[self.class_of(self.block[operator])])
+
 
 def tie_blocks(graph: OperatorGraph, samples: Samples) -> Ties:
     """Tie equal blocks. Without blocks the whole graph is one; empty blocks are left out."""
     count = len(graph.operators)
-    filled = [number for number, block in enumerate(graph.blocks) if block.stop > block.start]
-    ranges = [(graph.blocks[number].start, graph.blocks[number].stop) for number in filled]
-    names = [graph.blocks[number].signature for number in filled]
-    if not ranges:
-        filled, ranges, names = [0], [(0, count)], [""]
+    filled = [(n, block) for n, block in enumerate(graph.blocks) if block.stop > block.start]
+    filled = filled or [(0, Block(name="", start=0, stop=count, signature=""))]
     block, root = [0] * count, [0] * count
     first: dict[object, int] = {}
-    classes: dict[int, list[int]] = {}
-    for index, ((start, stop), name) in enumerate(zip(ranges, names, strict=True)):
-        seen = tuple(_character(graph, samples, op) for op in range(start, stop))
-        lead = first.setdefault((name, seen) if name else index, index)
-        classes.setdefault(lead, []).append(index)
-        for offset in range(stop - start):
-            block[start + offset] = index
-            root[start + offset] = ranges[lead][0] + offset
-    tied = {lead: tuple(members) for lead, members in classes.items()}
+    classes: dict[int, tuple[int, ...]] = {}
+    for index, (_, one) in enumerate(filled):
+        span = range(one.start, one.stop)
+        seen = tuple(_character(graph, samples, operator) for operator in span)
+        lead = first.setdefault((one.signature, seen) if one.signature else index, index)
+        classes[lead] = (*classes.get(lead, ()), index)
+        block[one.start : one.stop] = [index] * len(span)
+        begin = filled[lead][1].start
+        root[one.start : one.stop] = range(begin, begin + len(span))
     return Ties(
         block=tuple(block),
         root=tuple(root),
-        classes=tied,
-        ranges=tuple(ranges),
-        number=tuple(filled),
+        classes=classes,
+        ranges=tuple([(one.start, one.stop) for _, one in filled]),
+        number=tuple([number for number, _ in filled]),
     )
 
 

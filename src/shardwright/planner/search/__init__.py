@@ -12,15 +12,22 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.device import Surroundings, surroundings
-from shardwright.planner.search.existence import grown, some_plan
-from shardwright.planner.search.goals import MODES, Goal
+from shardwright.planner.search.goals import MODES, Goal, grown
 from shardwright.planner.search.limits import Limits, room
 from shardwright.planner.search.local.mcmc import STARTS, Chain
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.reasons.explanation import explain
 from shardwright.planner.search.refit import refit
-from shardwright.planner.search.search import best_of, curve, sample, search, survey, why_not
+from shardwright.planner.search.search import (
+    best_of,
+    curve,
+    sample,
+    search,
+    some_plan,
+    survey,
+    why_not,
+)
 from shardwright.planner.search.survey import Survey, surveyed
 
 __all__ = [

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeGuard
 
 from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.core.plan import Plan
-from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Shape, microbatch_counts
@@ -23,6 +21,7 @@ from shardwright.planner.search.proposers.additive import of_shape
 from shardwright.planner.search.proposers.gradients import merged
 from shardwright.planner.search.proposers.known import asked, seeded
 from shardwright.planner.search.proposers.shortlist import shortlist
+from shardwright.planner.search.seedplans import uses
 from shardwright.planner.space import Seed
 
 
@@ -51,7 +50,7 @@ class Wish:
         _check_count("microbatches", self.microbatches, MOST_MICROBATCHES)
         if self.zero is not None and not 0 <= self.zero <= 3:
             raise InputError(f"ZeRO has the stages 0 to 3, not {self.zero}; choose one of these")
-        others = any(map(_is_given, (*degrees, self.zero, self.recompute)))
+        others = any(one is not None for one in (*degrees, self.zero, self.recompute))
         if self.seed_plan and others:
             raise InputError(
                 "an alternative is a seed plan or degrees, but both were named; leave one out"
@@ -67,10 +66,6 @@ def _check_count(name: str, given: int | None, most: int) -> None:
         raise InputError(
             f"{name} must be between 1 and {most:,}, not {given}; choose it within these"
         )
-
-
-def _is_given(value: int | None) -> TypeGuard[int]:
-    return value is not None
 
 
 def alternative(pool: Pool, wish: Wish) -> Plan:
@@ -92,26 +87,18 @@ def alternative(pool: Pool, wish: Wish) -> Plan:
     return make_plan(pool.findings(), chosen, 0)
 
 
-def _uses(strategy: Strategy, axis: str) -> bool:
-    """Whether an axis of more than one device, if there is one, splits anything."""
-    mesh = strategy.meshes[0]
-    if axis not in mesh.axes or mesh.sizes[mesh.axes.index(axis)] == 1:
-        return True
-    return any(config.dims[mesh.axes.index(axis)] for config in strategy.configs)
-
-
 def _meant(tried: Sequence[Evaluation], wish: Wish) -> list[Evaluation]:
     """Return what splits something over every axis that a wish names. Raises InputError for nothing."""
     named = (("data", wish.data), ("tensor", wish.tensor))
     wanted = {axis: size for axis, size in named if size and not wish.seed_plan}
-    meant = [one for one in tried if all(_uses(one.strategy, axis) for axis in wanted)]
+    meant = [one for one in tried if all(uses(one.strategy, axis) for axis in wanted)]
     if not meant:
         raise InputError(_unused(wanted, tried))
     return meant
 
 
 def _unused(wanted: dict[str, int], tried: Sequence[Evaluation]) -> str:
-    if "tensor" in wanted and not any(_uses(one.strategy, "tensor") for one in tried):
+    if "tensor" in wanted and not any(uses(one.strategy, "tensor") for one in tried):
         return (
             f"tp {wanted['tensor']} splits operators over so many devices, but of this model none can be "
             "split so, except by samples; choose a smaller tp, or dp"

@@ -105,11 +105,20 @@ def named_answer(found: Findings, seed: int, name: str) -> Frontier:
 def _is_alike(one: Evaluation, other: Evaluation, same: float) -> bool:
     """Whether two plans are the same in time, memory and money."""
     pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
-    same_price = one.objective.dollars >= other.objective.dollars * (1 - same)
-    is_no_later = other.objective.staleness <= one.objective.staleness
-    same_loss = other.objective.lost <= one.objective.lost
-    is_no_worse = same_price and is_no_later and same_loss
-    return is_no_worse and all(abs(a - b) <= same * max(a, b) for a, b in pairs)
+    is_near = all(abs(a - b) <= same * max(a, b) for a, b in pairs)
+    return is_near and is_no_less(one, other, same)
+
+
+def is_no_less(one: Evaluation, other: Evaluation, share: float) -> bool:
+    """Whether a plan needs as much memory and money as another, but for a share, or more, is no less late
+    and loses as much."""
+    here, there = one.objective, other.objective
+    return (
+        here.peak_bytes >= there.peak_bytes * (1 - share)
+        and here.dollars >= there.dollars * (1 - share)
+        and here.staleness >= there.staleness
+        and here.lost >= there.lost
+    )
 
 
 def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:

@@ -35,6 +35,7 @@ from shardwright.planner.model.terms import (
 from shardwright.planner.search.bounds import Least, least_rounds, own_rounds
 from shardwright.planner.search.labels import describe
 from shardwright.planner.search.steering import BACKWARD, CLOSE, HIDDEN, MEANS, POINTS, ROOMY
+from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
 
 # Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
@@ -149,10 +150,8 @@ def solve(
             fastest = curve.points[0].seconds if curve.points else math.inf
             is_free = bool(curve.points) and curve.points[0].bytes <= ROOMY * limit
             bound = _relaxed(problem, arrangement, curve, limit, enough)
-        for candidate in _from_hull(problem, arrangement, curve, limit, own < min(promised, best)):
-            found.setdefault(candidate.identity, candidate)
-        near = nearest_within(view, curve, limit) if problem.is_wide else None
-        for candidate in from_points(problem, arrangement, [near] if near else [], limit):
+        mixes = own < min(promised, best)
+        for candidate in _from_hull(problem, arrangement, view, curve, limit, mixes):
             found.setdefault(candidate.identity, candidate)
         if own >= best or not found:
             break
@@ -239,8 +238,9 @@ def _bound_weights(
 
 
 def _from_hull(
-    problem: Problem, arrangement: Arrangement, found: Hull, limit: float, mixes: bool
-) -> Iterator[Candidate]:
+    problem: Problem, arrangement: Arrangement, view: Elimination, found: Hull, limit: float,
+    mixes: bool,
+) -> Iterator[Candidate]:  # fmt: skip
     pieces = [problem.per_block(point.assignment) for point in found.points]
     for point, columns in zip(found.points, pieces, strict=True):
         yield from _cut(problem, arrangement, [(point.assignment, columns)], 0, limit)
@@ -248,6 +248,8 @@ def _from_hull(
         fast = (found.points[i].assignment, pieces[i])
         small = (found.points[i + 1].assignment, pieces[i + 1])
         yield from _mix(problem, arrangement, [fast, small], limit)
+    near = nearest_within(view, found, limit) if problem.is_wide else None
+    yield from from_points(problem, arrangement, [near] if near else [], limit)
 
 
 def from_points(

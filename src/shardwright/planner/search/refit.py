@@ -22,6 +22,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.simulate import simulate_on
 
+Floats = NDArray[np.float64]
 # A factor is expected within this of 1, as a logarithm: a message beneath computation may take
 # several times as long as alone, an operator some tens of percent.
 EXPECTED = {"compute": 0.2}
@@ -44,40 +45,57 @@ def refit(context: Context, measured: Mapping[Strategy, float]) -> CostTable:
     programs = [lower(context.graph, one, context.facts.samples) for one in measured]
     if not programs:
         return context.table
-    names = _names(programs)
-    target = np.log(np.array(list(measured.values())))
-    table = replace(context.table, factors=())
-    width = np.array([EXPECTED.get(name, EXPECTED_OF_MESSAGES) for name in names])
+    fit = _Fit(context, programs, np.log(np.array(list(measured.values()))))
+    # A message that is hidden has no slope: the second start is where messages take thrice as long.
+    slow = np.where([name in EXPECTED for name in fit.names], 0.0, math.log(3.0))
+    return fit.table(min(map(fit.descend, (0 * slow, slow)), key=lambda one: one[0])[1])
 
-    def logs(at: NDArray[np.float64]) -> NDArray[np.float64]:
-        factors = tuple(zip(names, np.exp(at).tolist(), strict=True))
-        known = replace(table, factors=factors)
-        return np.log([_seconds(context, program, known) for program in programs])
 
-    def loss(at: NDArray[np.float64], here: NDArray[np.float64]) -> float:
-        return float((((target - here) / NOISE) ** 2).sum() + ((at / width) ** 2).sum())
+class _Fit:
+    """Logarithms of factors, and what the simulator makes of them."""
 
-    def descend(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        here = logs(at)
+    def __init__(self, context: Context, programs: list[Program], target: Floats) -> None:
+        self._context, self._programs, self._target = context, programs, target
+        self.names = _names(programs)
+        width = [EXPECTED.get(name, EXPECTED_OF_MESSAGES) for name in self.names]
+        self._weights = np.array(width) ** -2
+
+    def table(self, at: Floats) -> CostTable:
+        """Return the costs with these factors."""
+        factors = zip(self.names, np.exp(at).tolist(), strict=True)
+        return replace(self._context.table, factors=tuple(factors))
+
+    def _logs(self, at: Floats) -> Floats:
+        known = self.table(at)
+        return np.log([_seconds(self._context, program, known) for program in self._programs])
+
+    def _loss(self, at: Floats, here: Floats) -> float:
+        misses = ((self._target - here) / NOISE) ** 2
+        return float(misses.sum() + (at**2 * self._weights).sum())
+
+    def descend(self, at: Floats) -> tuple[float, Floats]:
+        """Return the least loss that is reached from there, and where."""
+        here = self._logs(at)
         for _ in range(ROUNDS):
-            units = np.eye(len(names))
-            slopes = np.stack([(logs(at + STEP * unit) - here) / STEP for unit in units])
-            left = slopes @ slopes.T / NOISE**2 + np.diag(width**-2)
-            right = slopes @ (target - here) / NOISE**2 - at / width**2
-            there = np.clip(at + np.linalg.solve(left, right), -FARTHEST, FARTHEST)
-            then = logs(there)
-            while loss(there, then) > loss(at, here) and np.abs(there - at).max() > STILL:
+            there = self._step(at, here)
+            then = self._logs(there)
+            while self._loss(there, then) > self._loss(at, here):
+                if np.abs(there - at).max() <= STILL:
+                    break
                 there = at + (there - at) / 2
-                then = logs(there)
-            if loss(there, then) >= loss(at, here):
+                then = self._logs(there)
+            if self._loss(there, then) >= self._loss(at, here):
                 break
             at, here = there, then
-        return loss(at, here), at
+        return self._loss(at, here), at
 
-    # A message that is hidden has no slope: the second start is where messages take thrice as long.
-    slow = np.array([0.0 if name in EXPECTED else math.log(3.0) for name in names])
-    found = min((descend(np.zeros(len(names))), descend(slow)), key=lambda one: one[0])[1]
-    return replace(table, factors=tuple(zip(names, np.exp(found).tolist(), strict=True)))
+    def _step(self, at: Floats, here: Floats) -> Floats:
+        """Return where the loss is least if seconds grow as they do here."""
+        units = np.eye(len(self.names))
+        slopes = np.stack([(self._logs(at + STEP * unit) - here) / STEP for unit in units])
+        left = slopes @ slopes.T / NOISE**2 + np.diag(self._weights)
+        right = slopes @ (self._target - here) / NOISE**2 - at * self._weights
+        return np.clip(at + np.linalg.solve(left, right), -FARTHEST, FARTHEST)
 
 
 def _names(programs: list[Program]) -> tuple[str, ...]:

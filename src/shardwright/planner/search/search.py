@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypedDict, Unpack
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
@@ -19,7 +20,7 @@ from shardwright.errors import InputError
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.alternative import Wish, alternative
-from shardwright.planner.search.answer import Findings, answer, late, named_answer
+from shardwright.planner.search.answer import Findings, answer, late, make_plan, named_answer
 from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
@@ -35,7 +36,7 @@ from shardwright.planner.search.proposers.known import asked, grids, known
 from shardwright.planner.search.proposers.late import late as proposes_late
 from shardwright.planner.search.proposers.refine import refined
 from shardwright.planner.search.proposers.schedules import schedules
-from shardwright.planner.search.proposers.smallest import smallest
+from shardwright.planner.search.proposers.smallest import descended, smallest
 from shardwright.planner.search.proposers.uneven import uneven
 from shardwright.planner.search.survey import Survey
 from shardwright.planner.space import Placement
@@ -53,31 +54,35 @@ LATER: tuple[tuple[Proposer, ...], ...] = (
 )
 
 
+class How(TypedDict, total=False):
+    """How to search: what is trained how (``AS_USUAL``), within what (``NO_LIMITS``), who hears of the
+    progress, and who says ``stop``: asked between steps; once true the best found so far is returned."""
+
+    training: Training
+    limits: Limits
+    progress: Callable[[Progress], None] | None
+    stop: Callable[[], bool] | None
+
+
+class Asked(How, total=False):
+    """What is wanted besides: ``goal`` (``FASTEST``), or ``seed_plan``, the one strategy wanted, by name
+    (``cube``, ``summa:2x2``; see ``seedplans.SEED_PLANS``) or as it is: then nothing is searched. ``seed`` is
+    recorded in the plans: this search is deterministic and draws no random numbers.
+    """
+
+    goal: Goal
+    seed: int
+    seed_plan: str | Placement
+
+
 def search(
-    graph: OperatorGraph,
-    cluster: Cluster,
-    table: CostTable,
-    *,
-    training: Training = AS_USUAL,
-    limits: Limits = NO_LIMITS,
-    goal: Goal = FASTEST,
-    seed: int = 0,
-    seed_plan: str | Placement = "",
-    progress: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    graph: OperatorGraph, cluster: Cluster, table: CostTable, **wanted: Unpack[Asked]
 ) -> Frontier:
     """Return the non-dominated plans found; the one that serves the goal best is chosen.
 
-    ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is
-    recorded in the plans: this search is deterministic and draws no random numbers. Raises NoPlan
-    when nothing fits, saying how much is missing where. ``seed_plan`` names the one strategy
-    wanted (``cube``, ``summa:2x2``; see ``seedplans.SEED_PLANS``), or is one: then nothing is searched.
+    Raises NoPlan when nothing fits, saying how much is missing where.
     """
-    found = survey(
-        graph, cluster, table, training=training, limits=limits, goal=goal, seed=seed,
-        seed_plan=seed_plan, progress=progress, stop=stop,
-    )  # fmt: skip
-    return found.frontier
+    return survey(graph, cluster, table, **wanted).frontier
 
 
 def survey(
@@ -85,41 +90,26 @@ def survey(
     cluster: Cluster,
     table: CostTable,
     *,
-    training: Training = AS_USUAL,
-    limits: Limits = NO_LIMITS,
     goal: Goal = FASTEST,
     seed: int = 0,
     seed_plan: str | Placement = "",
-    progress: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    **how: Unpack[How],
 ) -> Survey:
     """Search, and return besides the frontier all that was looked at; arguments as for ``search``."""
-    least, whole = training.least_sent, replace(training, least_sent=1.0)
-    session = _Session(Context.of(graph, cluster, table, whole), limits, progress, stop)
+    loose = _Session.of(graph, cluster, table, **how)
+    session = loose.sending_all()
     if seed_plan:
-        pool = session.pool(cluster.num_devices)
-        run(pool, partial(asked, seed_plan))
-        run(pool, merged)
-        if least < 1:
-            run(pool, partial(compressed, least))
+        found = _named(session, seed_plan, loose.least_sent)
         name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
-        found = pool.findings()
         return Survey(named_answer(found, seed, name), found, goal, seed)
-    if goal.mode == "min-time":
-        pool = session.pool(cluster.num_devices)
-        explore(pool, on_fewer)
-        run(pool, partial(filled, spacing=limits.spacing))
-        run(pool, proposes_late)
-        found = pool.findings()
-        if least < 1:
-            looser = _Session(Context.of(graph, cluster, table, training), limits, progress, stop)
-            found = _compressing(looser.pool(cluster.num_devices), found, least)
-        return Survey(answer(found, seed, goal), found, goal, seed)
     if goal.mode == "min-devices":
         return _fewest(session, goal, seed)
-    if goal.mode == "min-money":
-        _check_prices(cluster)
-    found = _merged([findings for _, findings in session.each()])
+    if goal.mode == "min-time":
+        found = _fastest(session, loose)
+    else:
+        if goal.mode == "min-money":
+            _check_prices(cluster)
+        found = _merged([findings for _, findings in session.each()])
     return Survey(answer(found, seed, goal), found, goal, seed)
 
 
@@ -129,18 +119,14 @@ def sample(
     table: CostTable,
     chain: Chain,
     spent: Spent,
-    *,
-    training: Training = AS_USUAL,
-    limits: Limits = NO_LIMITS,
-    progress: Callable[[Progress], None] = lambda progress: None,
-    stop: Callable[[], bool] = lambda: False,
+    **how: Unpack[How],
 ) -> Frontier:
     """Return the plans that Markov chains come by instead (see ``mcmc``); nothing is proved.
 
     ``spent`` says which fraction of the budget so many proposals have used.
     """
-    context = Context.of(graph, cluster, table, training)
-    return walk(context, room(cluster, limits), chain, spent, progress=progress, stop=stop)
+    session = _Session.of(graph, cluster, table, **how)
+    return walk(session.pool(cluster.num_devices), chain, spent)
 
 
 def curve(
@@ -148,35 +134,54 @@ def curve(
     cluster: Cluster,
     table: CostTable,
     *,
-    training: Training = AS_USUAL,
-    limits: Limits = NO_LIMITS,
     seed: int = 0,
-    progress: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    **how: Unpack[How],
 ) -> tuple[Plan, ...]:
     """Return the fastest plan for every number of devices on which one fits, fewest first.
 
     Raises NoPlan where none does.
     """
-    session = _Session(Context.of(graph, cluster, table, training), limits, progress, stop)
-    found = [findings for _, findings in session.each()]
+    found = [findings for _, findings in _Session.of(graph, cluster, table, **how).each()]
     fitting = [findings for findings in found if findings.fitting]
     # Where nothing fits, the answer on most devices says what is missing.
     return tuple(answer(findings, seed).best for findings in fitting or found[-1:])
 
 
 def why_not(
+    graph: OperatorGraph, cluster: Cluster, table: CostTable, wish: Wish, **how: Unpack[How]
+) -> Plan:
+    """Return the best plan that does what a user has in mind, whether it fits or not."""
+    session = _Session.of(graph, cluster, table, **how)
+    return alternative(session.pool(cluster.num_devices), wish)
+
+
+def some_plan(
     graph: OperatorGraph,
     cluster: Cluster,
     table: CostTable,
-    wish: Wish,
     *,
-    training: Training = AS_USUAL,
-    limits: Limits = NO_LIMITS,
-) -> Plan:
-    """Return the best plan that does what a user has in mind, whether it fits or not."""
-    session = _Session(Context.of(graph, cluster, table, training), limits, None, None)
-    return alternative(session.pool(cluster.num_devices), wish)
+    deadline: float = math.inf,
+    **how: Unpack[How],
+) -> Plan | None:
+    """Return a plan within the memory limit and the deadline, the first one found, or None where none was.
+
+    Where memory is the question, plans that use as little as the additive model can are simulated first;
+    where time is, the search runs until something is fast enough.
+    """
+    session = _Session.of(graph, cluster, table, **how).sending_all()
+
+    def is_met() -> bool:
+        return pool.fastest <= deadline or (session.stop is not None and session.stop())
+
+    pool = replace(session, stop=is_met if deadline < math.inf else session.stop).pool(
+        cluster.num_devices
+    )
+    if deadline == math.inf:
+        run(pool, descended)
+    elif pool.even_split(cluster.num_devices) <= deadline:  # else not even if all work divided so
+        explore(pool, on_fewer)
+    fits = [one for one in pool.fitting if one.seconds <= deadline]
+    return make_plan(pool.findings(), fits[0], 0) if fits else None
 
 
 def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
@@ -196,36 +201,59 @@ def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
     return frontier
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
     """Loops over one context, for one number of devices each."""
 
-    def __init__(
-        self,
-        context: Context,
-        limits: Limits,
-        progress: Callable[[Progress], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.context, self.limits = context, limits
-        self.limit = room(context.cluster, limits)
-        self._progress, self._stop = progress, stop
+    context: Context
+    limits: Limits
+    progress: Callable[[Progress], None] | None
+    stop: Callable[[], bool] | None
+
+    @classmethod
+    def of(
+        cls,
+        graph: OperatorGraph,
+        cluster: Cluster,
+        table: CostTable,
+        *,
+        training: Training = AS_USUAL,
+        limits: Limits = NO_LIMITS,
+        progress: Callable[[Progress], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> _Session:
+        """Prepare what all loops share."""
+        context = Context.of(graph, cluster, table, training)
+        return cls(context=context, limits=limits, progress=progress, stop=stop)
+
+    @property
+    def least_sent(self) -> float:
+        """The share of its bits that a gradient must send at least."""
+        return self.context.training.least_sent
+
+    def sending_all(self) -> _Session:
+        """Return the session in which gradients send all their bits."""
+        if self.least_sent == 1:
+            return self
+        whole = replace(self.context.training, least_sent=1.0)
+        return replace(self, context=self.context.at(training=whole))
 
     def pool(self, num_devices: int, share: tuple[int, int] = (0, 1)) -> Pool:
         """Return an empty pool for so many devices: number ``share[0]`` of ``share[1]``."""
         number, count = share
 
         def tell(one: Progress) -> None:
-            if self._progress is not None:
+            if self.progress is not None:
                 text = one.text if count == 1 else f"on {num_devices}: {one.text}"
                 part = (number + one.fraction) / count
-                self._progress(replace(one, fraction=part, text=text))
+                self.progress(replace(one, fraction=part, text=text))
 
         return Pool(
             self.context.on(num_devices),
-            self.limit,
+            room(self.context.cluster, self.limits),
             self.limits.max_candidates,
             tell,
-            self._stop,
+            self.stop,
             self.limits.staleness,
         )
 
@@ -239,7 +267,7 @@ class _Session:
             if number >= least or number == cluster.num_devices
         ]
         for place, number in enumerate(numbers):
-            if place and self._stop is not None and self._stop():
+            if place and self.stop is not None and self.stop():
                 return
             pool = self.pool(number, (place, len(numbers)))
             explore(pool, on_all)
@@ -253,18 +281,36 @@ def explore(pool: Pool, arrangements: Proposer) -> None:
         run(pool, *proposers)
 
 
-def _compressing(pool: Pool, known: Findings, least_sent: float) -> Findings:
-    """Search again where sums of gradients are as short as compression makes them, and compress them
-    where that pays. What was found before stays, with its bound."""
-    pool.evaluations, pool.same = list(known.evaluations), known.same
-    run(pool, on_fewer)
-    run(pool, partial(compressed, least_sent))
+def _named(session: _Session, wanted: str | Placement, least_sent: float) -> Findings:
+    """Look at one strategy only."""
+    pool = session.pool(session.context.num_devices)
+    run(pool, partial(asked, wanted))
+    run(pool, merged)
+    if least_sent < 1:
+        run(pool, partial(compressed, least_sent))
+    return pool.findings()
+
+
+def _fastest(session: _Session, loose: _Session) -> Findings:
+    """Search on all devices and fewer; then again where sums of gradients are as short as compression makes
+    them, if it may, and compress them where that pays. What was found before stays, with its bound."""
+    pool = session.pool(session.context.num_devices)
+    explore(pool, on_fewer)
+    run(pool, partial(filled, spacing=session.limits.spacing))
+    run(pool, proposes_late)
+    known = pool.findings()
+    if loose.least_sent == 1:
+        return known
+    again = loose.pool(session.context.num_devices)
+    again.evaluations, again.same = list(known.evaluations), known.same
+    run(again, on_fewer)
+    run(again, partial(compressed, loose.least_sent))
     return replace(
         known,
-        evaluations=tuple(pool.evaluations),
-        refused=(*known.refused, *pool.refused),
-        is_complete=known.is_complete and pool.complete,
-        packed_bound=pool.bounds.least(),
+        evaluations=tuple(again.evaluations),
+        refused=(*known.refused, *again.refused),
+        is_complete=known.is_complete and again.complete,
+        packed_bound=again.bounds.least(),
     )
 
 

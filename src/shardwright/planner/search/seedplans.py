@@ -51,12 +51,17 @@ def read_sizes(name: str, text: str) -> tuple[int, ...]:
 
 def check_linears(name: str, strategy: Strategy) -> None:
     """Raise InputError where a tensor axis splits nothing."""
-    mesh = strategy.meshes[0]
-    if "tensor" not in mesh.axes:
-        return
-    axis = mesh.axes.index("tensor")
-    if not any(config.dims[axis] for config in strategy.configs):
+    if not uses(strategy, "tensor"):
+        mesh = strategy.meshes[0]
         raise InputError(
-            f"{name} splits linear layers whose results can stay split until the next one, but "
-            f"the model has none that {mesh.sizes[axis]} devices divide; choose another seed plan"
+            f"{name} splits linear layers whose results can stay split until the next one, but the model has "
+            f"none that {mesh.sizes[mesh.axes.index('tensor')]} devices divide; choose another seed plan"
         )
+
+
+def uses(strategy: Strategy, axis: str) -> bool:
+    """Whether an axis of more than one device, if there is one, splits anything."""
+    mesh = strategy.meshes[0]
+    if axis not in mesh.axes or mesh.sizes[mesh.axes.index(axis)] == 1:
+        return True
+    return any(config.dims[mesh.axes.index(axis)] for config in strategy.configs)

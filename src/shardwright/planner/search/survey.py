@@ -19,7 +19,7 @@ from shardwright.planner.judge.evaluate import Evaluation, weigh
 from shardwright.planner.judge.ties import NEAR, Doubts, complexity, half_width_between
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search.answer import Findings, make_plan
+from shardwright.planner.search.answer import Findings, is_no_less, make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.labels import told_apart
 from shardwright.planner.search.limits import room
@@ -152,7 +152,7 @@ class Survey:
 
     def _covers(self, kept: Evaluation, other: Evaluation) -> bool:
         """Whether a plan offers nothing beside one that is kept."""
-        if not _is_no_less(other, kept):
+        if not is_no_less(other, kept, NEAR):
             return False
         return kept.seconds <= other.seconds or self._are_same(kept, other)
 
@@ -183,23 +183,11 @@ class Survey:
             for place, one in enumerate(pool)
             if one.seconds <= reach
             and one.objective.staleness <= evaluation.objective.staleness
-            and (is_fastest or _is_no_less(evaluation, one))
+            and (is_fastest or is_no_less(evaluation, one, NEAR))
         ]
         for how, _, place in sorted(rivals)[:CANDIDATES]:
             if how < own and self._are_same(pool[place], evaluation):
                 yield pool[place]
-
-
-def _is_no_less(one: Evaluation, other: Evaluation) -> bool:
-    """Whether a plan needs about as much memory and money as another, or more, is no less late and loses
-    as much."""
-    here, there = one.objective, other.objective
-    return (
-        here.peak_bytes >= there.peak_bytes * (1 - NEAR)
-        and here.dollars >= there.dollars * (1 - NEAR)
-        and here.staleness >= there.staleness
-        and here.lost >= there.lost
-    )
 
 
 def surveyed(

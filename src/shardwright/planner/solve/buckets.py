@@ -37,7 +37,7 @@ class Buckets:
 
     steps: tuple[Ints, ...]
     tables: tuple[Ints, Ints]
-    dims: tuple[Ints, Ints, Ints]
+    dims: tuple[Ints, ...]
     num_messages: int
 
     def minimise(self, cells: Floats, picks: NDArray[np.int32]) -> float:
@@ -56,64 +56,82 @@ def plan(
     sizes: Sequence[int], scopes: Sequence[Scope], base: Ints, first_free: int
 ) -> Buckets | None:
     """Order the variables and plan every table of the elimination; None if one is too large."""
-    known = list(scopes)
-    where = [int(place) for place in base[: len(known)]]
-    mentions: list[set[int]] = [set() for _ in sizes]
-    for number, scope in enumerate(known):
-        for variable in scope:
-            mentions[variable].add(number)
-    rows: list[list[int]] = []
-    tables: list[tuple[int, int]] = []
-    dims: list[tuple[int, int]] = []
-    steps: list[int] = []
-    free = first_free
+    draft = _Draft(sizes, scopes, base, first_free)
     for variable in elimination_order(sizes, scopes):
-        touching = sorted(mentions[variable])
+        if not draft.eliminate(variable):
+            return None
+    return draft.buckets(first_free)
+
+
+class _Draft:
+    """The tables of an elimination while it is planned: ``known`` scopes, ``where`` their cells begin, and
+    which ``mentions`` a variable; and the rows of its steps, their tables, dims and moves."""
+
+    def __init__(
+        self, sizes: Sequence[int], scopes: Sequence[Scope], base: Ints, first_free: int
+    ) -> None:
+        self._sizes, self._free = sizes, first_free
+        self._known: list[Scope] = []
+        self._where: list[int] = []
+        self._mentions: list[set[int]] = [set() for _ in sizes]
+        for scope, place in zip(scopes, base[: len(scopes)].tolist(), strict=True):
+            self._enter(scope, place)
+        self._rows: list[list[int]] = []
+        self._tables: list[tuple[int, int]] = []
+        self._dims: list[tuple[int, int]] = []
+        self._moves: list[int] = []
+
+    def _enter(self, scope: Scope, place: int) -> None:
+        for variable in scope:
+            self._mentions[variable].add(len(self._known))
+        self._known.append(scope)
+        self._where.append(place)
+
+    def _take(self, number: int, variable: int, others: Scope) -> None:
+        """Take a table into the sum that is minimised over a variable."""
+        scope = self._known[number]
+        moves = dict(zip(scope, strides([self._sizes[v] for v in scope]), strict=True))
+        self._tables.append((self._where[number], moves[variable]))
+        self._moves += [moves.get(v, 0) for v in others]
+        for v in scope:
+            self._mentions[v].discard(number)
+
+    def _ends(self) -> list[int]:
+        return [len(self._tables), len(self._dims), len(self._moves)]
+
+    def eliminate(self, variable: int) -> bool:
+        """Plan a step; tell whether its table is small enough."""
+        touching = sorted(self._mentions[variable])
         if not touching:
-            continue
-        others = tuple(sorted({v for t in touching for v in known[t]} - {variable}))
+            return True
+        sizes = self._sizes
+        others = tuple(sorted({v for t in touching for v in self._known[t]} - {variable}))
         count = math.prod(sizes[v] for v in others)
         if count * sizes[variable] > MAX_CELLS:
-            return None
-        rows.append([variable, sizes[variable], count, free, len(tables), len(dims), len(steps)])
+            return False
+        self._rows.append([variable, sizes[variable], count, self._free, *self._ends()])
         for number in touching:
-            scope = known[number]
-            moves = dict(zip(scope, strides([sizes[v] for v in scope]), strict=True))
-            tables.append((where[number], moves[variable]))
-            steps += [moves.get(v, 0) for v in others]
-            for v in scope:
-                mentions[v].discard(number)
-        dims += [(v, sizes[v]) for v in others]
-        for v in others:
-            mentions[v].add(len(known))
-        known.append(others)
-        where.append(free)
-        free += count
-    return _packed(rows, tables, dims, steps, (first_free, free))
+            self._take(number, variable, others)
+        self._dims += [(v, sizes[v]) for v in others]
+        self._enter(others, self._free)
+        self._free += count
+        return True
+
+    def buckets(self, first_free: int) -> Buckets:
+        """Return the plan in columns."""
+        rows = [*self._rows, [0, 0, 0, self._free, *self._ends()]]
+        variable, *steps = _columns(rows, 7)
+        place, move = _columns(self._tables, 2)
+        return Buckets(
+            steps=(variable[:-1], *steps, steps[2] - first_free),
+            tables=(place, move),
+            dims=(*_columns(self._dims, 2), np.array(self._moves, np.int64)),
+            num_messages=self._free - first_free,
+        )
 
 
-def _packed(
-    rows: list[list[int]], tables: list[tuple[int, int]], dims: list[tuple[int, int]],
-    moves: list[int], messages: tuple[int, int],
-) -> Buckets:  # fmt: skip
-    begin, end = messages
-    ended = [*rows, [0, 0, 0, end, len(tables), len(dims), len(moves)]]
-    steps = np.array(ended, np.int64).reshape(-1, 7).T
-    out = steps[3]
-    ready = [np.ascontiguousarray(row) for row in steps]
-    fixed = (ready[0][:-1], ready[1], ready[2], ready[3], ready[4], ready[5], ready[6])
-    places = np.array(tables, np.int64).reshape(-1, 2).T
-    sized = np.array(dims, np.int64).reshape(-1, 2).T
-    return Buckets(
-        steps=(*fixed, np.ascontiguousarray(out - begin)),
-        tables=(np.ascontiguousarray(places[0]), np.ascontiguousarray(places[1])),
-        dims=(
-            np.ascontiguousarray(sized[0]),
-            np.ascontiguousarray(sized[1]),
-            np.array(moves, np.int64),
-        ),
-        num_messages=end - begin,
-    )
+def _columns(rows: Sequence[Sequence[int]], width: int) -> tuple[Ints, ...]:
+    return tuple(map(np.ascontiguousarray, np.array(rows, np.int64).reshape(-1, width).T))
 
 
 def neighbours(count: int, scopes: Iterable[Scope]) -> list[set[int]]:

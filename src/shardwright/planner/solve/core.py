@@ -220,30 +220,15 @@ def _wide(left: Sequence[int], sizes: Sequence[int], tables: dict[Scope, Floats]
     """Write tables as nodes and edges: variables first, then a node per table of more than two."""
     place = {variable: node for node, variable in enumerate(left)}
     costs = [np.zeros(sizes[variable]) for variable in left]
-    ends: list[tuple[int, int]] = []
-    cells: list[Floats] = []
+    edges: list[tuple[int, int, Floats]] = []
     for scope, table in tables.items():
         if len(scope) == 1:
             costs[place[scope[0]]] += table
         elif len(scope) == 2:
-            ends.append((place[scope[0]], place[scope[1]]))
-            cells.append(table)
-        elif scope:
-            ends += [(place[variable], len(costs)) for variable in scope]
-            cells += _agreeing([sizes[v] for v in scope], table)
+            edges.append((place[scope[0]], place[scope[1]], table))
+        else:
+            agreeing = _agreeing([sizes[v] for v in scope], table)
+            pairs = zip(scope, agreeing, strict=True)
+            edges += [(place[variable], len(costs), one) for variable, one in pairs]
             costs.append(table[np.isfinite(table)])
-    lengths = [table.size for table in cells]
-    count = np.array([len(cost) for cost in costs], np.int64)
-    nothing = np.zeros(len(costs), np.int64)
-    return WideProblem(
-        first=np.concatenate([[0], np.cumsum(count)]),
-        cost=np.concatenate(costs),
-        usage=np.zeros(int(count.sum())),
-        begin=nothing,
-        end=nothing,
-        ends=np.array(ends, np.int64).reshape(-1, 2),
-        table=np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64),
-        cells=np.concatenate([table.ravel() for table in cells]) if cells else np.zeros(0),
-        limit=1.0,
-        base=np.zeros(1),
-    )
+    return WideProblem.free(costs, edges)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solve.buckets import Floats
+from shardwright.planner.solve.exchange import Exchange
 from shardwright.planner.solve.factors import FactorGraph
 from shardwright.planner.solve.network import Minima, Network
 
@@ -41,8 +43,12 @@ class Elimination:
         """Return a choice within a limit of bytes, reached from another by changing one variable at a
         time; ``values`` are its seconds. None if none is.
         """
-        found = self._network.exchange(assignment, self._views, limit)
+        found = self._network.exchange(self._exchanges, assignment, limit)
         return None if found is None else self._seen(found)
+
+    @cached_property
+    def _exchanges(self) -> Exchange:
+        return self._network.exchanges(self._views)
 
     def solve(self, weights: Floats) -> Solutions:
         """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, exactly."""

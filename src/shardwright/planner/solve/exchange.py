@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.planner.solve.buckets import Floats, Scope
+from shardwright.planner.solve.buckets import Floats, Scope, neighbours
 from shardwright.planner.solve.wide.problem import Ints
 
 
@@ -32,6 +32,7 @@ class Exchange:
             for variable in scope:
                 self._touching[variable].append(number)
         self._free = [v for v, size in enumerate(sizes) if size > 1 and self._touching[v]]
+        self._near = neighbours(len(sizes), scopes)
 
     def costs(self, picks: Ints) -> Floats:
         """Return the seconds and bytes of a choice."""
@@ -44,25 +45,19 @@ class Exchange:
         """Return a choice within a limit of bytes that no exchange makes faster, or None."""
         picks = picks.copy()
         seconds, memory = self.costs(picks)
-        while True:
-            best: tuple[float, int, int, float, float] | None = None
-            for variable in self._free:
-                more = self._change(picks, variable)
-                if memory > limit:
-                    given = np.minimum(-more[1], memory - limit)
-                    merit = np.where(given > 0, more[0] / np.where(given > 0, given, 1.0), np.inf)
-                else:
-                    gains = (more[0] < -1e-9 * seconds) & (memory + more[1] <= limit)
-                    merit = np.where(gains, more[0], np.inf)
-                choice = int(np.argmin(merit))
-                if np.isfinite(merit[choice]) and (best is None or merit[choice] < best[0]):
-                    step = float(more[0, choice]), float(more[1, choice])
-                    best = float(merit[choice]), variable, choice, *step
-            if best is None:
-                return picks if memory <= limit else None
-            _, variable, choice, slower, larger = best
+        changes = {variable: self._change(picks, variable) for variable in self._free}
+        while changes:
+            merits = {v: _merit(more, seconds, memory - limit) for v, more in changes.items()}
+            variable = min(merits, key=lambda v: merits[v].min())
+            choice = int(merits[variable].argmin())
+            if not np.isfinite(merits[variable][choice]):
+                break
+            slower, larger = changes[variable][:, choice].tolist()
             picks[variable] = choice
             seconds, memory = seconds + slower, memory + larger
+            for other in changes.keys() & {variable, *self._near[variable]}:
+                changes[other] = self._change(picks, other)
+        return picks if memory <= limit else None
 
     def _change(self, picks: Ints, variable: int) -> Floats:
         """Return what every choice of a variable adds to seconds and bytes."""
@@ -72,3 +67,12 @@ class Exchange:
             place = [slice(None) if v == variable else picks[v] for v in scope]
             totals = totals + self._tables[number][(slice(None), *place)]
         return totals - totals[:, picks[variable], None]
+
+
+def _merit(more: Floats, seconds: float, over: float) -> Floats:
+    """Rank the changes of a choice that is so many bytes over the limit, the least first: by seconds for
+    a byte that is too much, else by seconds if they are fewer; infinite where they do not help."""
+    if over > 0:
+        given = np.minimum(-more[1], over)
+        return np.where(given > 0, more[0] / np.where(given > 0, given, 1.0), np.inf)
+    return np.where((more[0] < -1e-9 * seconds) & (over + more[1] <= 0), more[0], np.inf)

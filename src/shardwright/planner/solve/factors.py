@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.solve.buckets import Floats, Scope, neighbours
+from shardwright.planner.solve.buckets import Floats, Scope
 from shardwright.planner.solve.tables import merged
 
 Table = NDArray[np.float64]
@@ -44,12 +43,6 @@ class FactorGraph:
 
     sizes: tuple[int, ...]
     factors: tuple[Factor, ...]
-
-    @cached_property
-    def neighbours(self) -> tuple[frozenset[int], ...]:
-        """For each variable, those which share a factor with it."""
-        near = neighbours(len(self.sizes), (factor.scope for factor in self.factors))
-        return tuple(map(frozenset, near))
 
     @property
     def tables(self) -> list[tuple[Scope, Floats]]:

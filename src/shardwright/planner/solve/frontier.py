@@ -145,6 +145,17 @@ def nearest_within(elimination: Elimination, curve: Hull, limit: float) -> Point
     return min(found, default=None)
 
 
+def between(elimination: Elimination, fast: Point, small: Point, epsilon: float) -> Iterator[Point]:
+    """Yield points between two neighbours of a hull, each with less memory than the one before by a
+    factor of 1 + ``epsilon`` at least, as exchanges reach them one from another."""
+    near: Point | None = fast
+    while near is not None and near.bytes > (1 + epsilon) * small.bytes:
+        found = elimination.exchange(near.assignment, near.bytes / (1 + epsilon))
+        near = None if found is None else _point(found, 0)
+        if near is not None:
+            yield near
+
+
 def _extremes(elimination: Elimination) -> tuple[list[Point], tuple[float, float]]:
     """Return the fastest point and the smallest point (ties broken by the other cost), and bounds
     of their seconds and bytes.
@@ -183,11 +194,6 @@ def _lower_hull(points: list[Point]) -> list[Point]:
             kept.pop()
         kept.append(point)
     return kept
-
-
-def non_dominated(points: list[Point]) -> list[Point]:
-    """Keep the points which no other beats in both costs, fastest first, one per cost pair."""
-    return falling(sorted(points))
 
 
 def falling(ordered: Iterable[T]) -> list[T]:

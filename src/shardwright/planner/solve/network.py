@@ -85,21 +85,24 @@ class Network:
                 values[row] = cells[self._fixed].sum() + plan.minimise(cells, picks[row])
         return Minima(values, self._spelled_out(picks), self._totals(picks))
 
-    def exchange(self, assignment: Sequence[int], views: Floats, limit: float) -> Minima | None:
-        """Return a choice near another one that keeps the second view within a limit and makes the
-        first small, changing one variable at a time; None if that leads nowhere. ``values`` are its
-        first view's, which others may be below.
-        """
+    def exchanges(self, views: Floats) -> Exchange:
+        """Return exchanges of choices that make the first view small and keep the second within limits."""
         seconds, memory = views @ self._columns
         seconds[self._forbidden] = np.inf
-        tables = Exchange(self._sizes, self._scopes, self._shaped(seconds), self._shaped(memory))
+        return Exchange(self._sizes, self._scopes, self._shaped(seconds), self._shaped(memory))
+
+    def exchange(
+        self, exchanges: Exchange, assignment: Sequence[int], limit: float
+    ) -> Minima | None:
+        """Return a choice near another one within a limit; None if exchanges lead nowhere. ``values``
+        are its first view's, which others may be below.
+        """
         picks = [np.searchsorted(*pair) for pair in zip(self._allowed, assignment, strict=True)]
-        found = tables.within(np.array(picks, np.int64), limit)
+        found = exchanges.within(np.array(picks, np.int64), limit)
         if found is None:
             return None
         chosen = found[None].astype(np.int32)
-        totals = self._totals(chosen)
-        return Minima(totals @ views[0], self._spelled_out(chosen), totals)
+        return Minima(exchanges.costs(found)[:1], self._spelled_out(chosen), self._totals(chosen))
 
     def _shaped(self, cells: Floats) -> list[Floats]:
         return [

@@ -6,8 +6,8 @@ import itertools
 import math
 import re
 from dataclasses import replace
-from functools import partial
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,10 +20,12 @@ from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, sample
-from shardwright.planner.search.local.mcmc import Chain, Walk, walk
+from shardwright.planner.search.local.mcmc import Chain, Chains, walk
 from shardwright.planner.search.local.moves import Place, Space, fine_mesh, move, refine, resplit
-from shardwright.planner.search.local.proposals import Proposals
+from shardwright.planner.search.local.proposals import Drawing
+from shardwright.planner.search.loop import run
 from shardwright.planner.search.named import as_strategy, named_strategies
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, mlp, residual
 
@@ -39,22 +41,26 @@ def context(graph: OperatorGraph, hosts: int = 1, devices: int = 4) -> Context:
     return Context.of(graph, cluster(hosts, devices, **SLOW), CostTable(), Training())
 
 
-def walked(where: Context, proposals: int, **chain: object):
-    chains = Walk(where, math.inf, partial(evaluate, where), of(proposals), Chain(**chain))
-    return chains, chains.run()
+def walked(where: Context, proposals: int, judge=None, **chain: object):
+    pool = Pool(where, math.inf)
+    if judge is not None:
+        pool.evaluator = SimpleNamespace(evaluate=judge)
+    chains = Chains(pool, Chain(**chain), of(proposals))
+    run(pool, lambda _: chains.propose())
+    return pool, chains
 
 
 @pytest.mark.parametrize("start", ["data", "expert", "random"])
 def test_no_chain_ends_worse_than_it_began(start: str) -> None:
-    _, found = walked(context(residual(width=64)), 25, starts=(start,), seed=3)
-    assert len(found.begun) == 1
-    assert found.best[0].seconds <= found.begun[0].seconds
+    pool, chains = walked(context(residual(width=64)), 25, starts=(start,), seed=3)
+    assert len(chains.begun) == 1
+    assert pool.fastest <= chains.begun[0].seconds
 
 
 def test_the_first_start_is_data_parallelism_and_the_expert_is_the_best_known_plan() -> None:
     where = context(residual(width=64))
-    _, found = walked(where, 3)
-    data, expert, splits = found.begun
+    _, chains = walked(where, 3)
+    data, expert, splits = chains.begun
     assert data.seconds == pytest.approx(evaluate(where, as_strategy(where, Seed(data=4))).seconds)
     known = [evaluate(where, s).seconds for pair in named_strategies(where) for s in pair]
     assert expert.seconds == pytest.approx(min(known))
@@ -105,14 +111,13 @@ def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
         return replace(known[key], strategy=strategy)
 
     for seed in range(4):
-        chain = Chain(seed=seed, starts=("data", "random"))
-        found = Walk(where, math.inf, remembered, of(1500), chain).run()
-        assert found.best[0].seconds <= least * (1 + 1e-9)
+        pool, _ = walked(where, 1500, remembered, seed=seed, starts=("data", "random"))
+        assert pool.fastest <= least * (1 + 1e-9)
 
 
 def test_slower_proposals_are_accepted_as_often_as_metropolis_says() -> None:
     where = context(mlp(), devices=1)
-    chains = Walk(where, math.inf, partial(evaluate, where), of(1), Chain(temperature=0.1))
+    chains = Chains(Pool(where, math.inf), Chain(temperature=0.1), of(1))
     count = sum(chains.takes(1.0, 1.05) for _ in range(4000))
     assert count / 4000 == pytest.approx(1.05 ** (-1 / 0.1), abs=0.03)
     assert all(chains.takes(1.0, 0.9) for _ in range(10))
@@ -122,9 +127,7 @@ def test_what_is_accepted_does_not_depend_on_the_unit_of_time() -> None:
     where = context(mlp(), devices=1)
     draws = [
         [
-            Walk(where, math.inf, partial(evaluate, where), of(1), Chain(seed=seed)).takes(
-                unit, 1.001 * unit
-            )
+            Chains(Pool(where, math.inf), Chain(seed=seed), of(1)).takes(unit, 1.001 * unit)
             for seed in range(50)
         ]
         for unit in (1e-3, 1.0, 1e3)
@@ -140,8 +143,8 @@ def test_half_a_share_without_gain_ends_a_chain() -> None:
     def stuck(strategy: Strategy) -> Evaluation:
         return replace(begun, strategy=strategy)  # nothing is ever better
 
-    chains = Walk(where, math.inf, stuck, of(100), Chain(starts=("data",)))
-    assert chains.run().proposed == 50
+    _, chains = walked(where, 100, stuck, starts=("data",))
+    assert chains.proposed == 50
 
 
 def test_illegal_proposals_are_counted_and_never_kept() -> None:
@@ -152,10 +155,10 @@ def test_illegal_proposals_are_counted_and_never_kept() -> None:
             raise ValueError("too many sorts of split")
         return evaluate(where, strategy)
 
-    found = Walk(where, math.inf, strict, of(60), Chain(starts=("data",))).run()
-    assert found.illegal > 0
-    assert found.accepted + found.illegal <= found.proposed
-    assert all(len({c.dims for c in j.strategy.configs}) <= 3 for j in found.best)
+    pool, chains = walked(where, 60, strict, starts=("data",))
+    assert chains.illegal > 0
+    assert chains.accepted + chains.illegal <= chains.proposed
+    assert all(len({c.dims for c in j.strategy.configs}) <= 3 for j in pool.evaluations)
 
 
 def test_stopping_at_once_returns_a_complete_plan_that_says_so() -> None:
@@ -183,7 +186,7 @@ def test_a_memory_limit_is_kept_although_data_parallelism_breaks_it() -> None:
 
 def test_nothing_that_fits_says_how_much_is_missing() -> None:
     with pytest.raises(NoPlan, match="too much"):
-        walk(context(mlp()), 1000.0, Chain(), of(5))
+        walk(Pool(context(mlp()), 1000.0), Chain(), of(5))
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"starts": ()}, {"starts": ("best",)}])
@@ -228,7 +231,7 @@ def test_operators_placed_apart_get_meshes_in_the_order_of_the_data() -> None:
 def test_proposals_reach_every_part_of_a_strategy() -> None:
     where = context(residual(batch=16), devices=4)
     begin = refine(where, as_strategy(where, Seed(data=4)))
-    drawing = Proposals(Space(where), Random(0))
+    drawing = Drawing(Space(where), Random(0))
     made_again = {"recompute", "recompute_operators"}
     parts = {"meshes", "configs", "parameters", "segment_starts"} | made_again
     seen = set()
@@ -244,7 +247,7 @@ def test_proposals_reach_every_part_of_a_strategy() -> None:
 def test_most_proposals_can_be_lowered() -> None:
     where = context(residual(batch=16), hosts=2, devices=4)
     here = refine(where, as_strategy(where, Seed(data=8)))
-    drawing, legal = Proposals(Space(where), Random(1)), 0
+    drawing, legal = Drawing(Space(where), Random(1)), 0
     for _ in range(40):
         try:
             changed = drawing.draw(here)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.local.refinement import Effort, bottlenecks, improve
 from shardwright.planner.search.named import as_strategy
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers import refine
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, residual
@@ -37,7 +39,7 @@ def data_parallel(**seed: int) -> Strategy:
 @pytest.mark.parametrize("seed", [{}, {"zero": 3}, {"zero": 2, "num_microbatches": 2}])
 def test_refinement_is_never_worse_and_its_plans_are_sound(seed: dict[str, int]) -> None:
     before = evaluate(HERE, data_parallel(**seed))
-    after = improve(HERE, before, math.inf, Effort(30))
+    after = improve(Pool(HERE, math.inf), before, Effort(30))
     assert after.seconds <= before.seconds
     check(lower(HERE.graph, after.strategy))
     assert evaluate(HERE, after.strategy).objective == after.objective
@@ -45,9 +47,9 @@ def test_refinement_is_never_worse_and_its_plans_are_sound(seed: dict[str, int])
 
 def test_refinement_keeps_the_memory_limit() -> None:
     before = evaluate(HERE, data_parallel(zero=3))
-    after = improve(HERE, before, before.bytes, Effort(30))
+    after = improve(Pool(HERE, before.bytes), before, Effort(30))
     assert after.bytes <= before.bytes
-    free = improve(HERE, before, math.inf, Effort(30))
+    free = improve(Pool(HERE, math.inf), before, Effort(30))
     assert free.seconds < before.seconds
 
 
@@ -68,14 +70,14 @@ def test_an_operator_that_every_device_repeats_is_found_and_split() -> None:
     assert before.seconds > evaluate(HERE, whole).seconds
     program, timeline, _ = run(HERE, spoilt, math.nan)
     assert bottlenecks(HERE, program, timeline)
-    after = improve(HERE, before, math.inf, Effort(40))
+    after = improve(Pool(HERE, math.inf), before, Effort(40))
     assert after.seconds <= evaluate(HERE, whole).seconds * (1 + 1e-9)
     assert after.strategy.label.endswith("refined")
 
 
 def test_what_needs_no_recomputation_stops_recomputing() -> None:
     spoilt = replace(data_parallel(), recompute=tuple(range(len(HERE.graph.blocks) - 1)))
-    after = improve(HERE, evaluate(HERE, spoilt), math.inf, Effort(40))
+    after = improve(Pool(HERE, math.inf), evaluate(HERE, spoilt), Effort(40))
     assert len(after.strategy.recompute) < len(spoilt.recompute)
 
 
@@ -87,7 +89,7 @@ def test_a_parameter_gathered_in_vain_is_kept_whole() -> None:
         sharded[n] if n == largest else one for n, one in enumerate(whole.parameters)
     )
     before = evaluate(HERE, replace(whole, parameters=spoilt))
-    after = improve(HERE, before, math.inf, Effort(60))
+    after = improve(Pool(HERE, math.inf), before, Effort(60))
     assert after.seconds <= evaluate(HERE, whole).seconds * (1 + 1e-9)
 
 
@@ -99,7 +101,9 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
         return run(HERE, strategy, least)
 
     begin = data_parallel()
-    improve(HERE, evaluate(HERE, begin), math.inf, Effort(7), evaluator=counted)
+    pool = Pool(HERE, math.inf)
+    pool.evaluator = SimpleNamespace(run=counted)
+    improve(pool, evaluate(HERE, begin), Effort(7))
     # Those it goes on from are simulated once more, for their critical chains.
     assert len({*seen} - {replace(begin, label="")}) == 7
 
@@ -107,6 +111,6 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
 def test_the_search_finds_more_with_refinement_than_without(monkeypatch) -> None:
     graph, where = residual(batch=16, width=64, depth=3, classes=16), cluster(2, 2, **SLOW)
     refined = search(graph, where, CostTable(), limits=FEW).best
-    monkeypatch.setattr(refine, "improve", lambda context, evaluation, *_, **__: evaluation)
+    monkeypatch.setattr(refine, "improve", lambda pool, evaluation, effort: evaluation)
     plain = search(graph, where, CostTable(), limits=FEW).best
     assert refined.predicted.step_seconds < 0.98 * plain.predicted.step_seconds

@@ -19,6 +19,7 @@ from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, explain, room, search
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.reasons.decode import decode
 from shardwright.planner.search.reasons.neighbours import neighbours
 from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
@@ -118,7 +119,7 @@ def test_simulated_runners_up_differ_from_the_plan() -> None:
     place = decode(context(), plan.strategy)
     assert place is not None
     prices = price_choices(place, plan.strategy, plan.predicted.peak_bytes, room(MACHINE))
-    found = sensitivity(context(), prices, 2)
+    found = sensitivity(Pool(context(), room(MACHINE)), prices, 2)
     assert found
     assert all(one.chosen != one.runner_up for one in found)
     assert not math.isnan(found[0].step_seconds)

@@ -14,26 +14,28 @@ limit counts as time, and proposals cover what ``proposals`` says.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation, merge
-from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
-from shardwright.planner.model.context import Context
-from shardwright.planner.search.answer import GIB, Findings, answer, fitting
+from shardwright.planner.search.answer import GIB, answer
 from shardwright.planner.search.local.moves import Space, refine
-from shardwright.planner.search.local.proposals import Proposals
+from shardwright.planner.search.local.proposals import Drawing
+from shardwright.planner.search.loop import Proposal, Proposals, run
 from shardwright.planner.search.named import named_strategies
-from shardwright.planner.search.progress import Progress
+from shardwright.planner.search.pool import Pool
 
-Evaluate = Callable[[Strategy], Evaluation]
+# What became of one proposal.
+Trying = Generator[Proposal, Evaluation | None, Evaluation | None]
 Spent = Callable[[int], float]
 STARTS = ("data", "expert", "random")
 # The share of the budget without anything better that ends a chain (the paper's second rule).
@@ -66,117 +68,69 @@ class Chain:
             raise InputError(f"chains start from some of {', '.join(STARTS)}, not {unknown}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Walked:
-    """What the chains came by: the best of every trade of seconds and bytes, and counts.
+class Chains:
+    """Chains in progress: what they propose, and counts of it.
 
-    ``begun`` are the evaluations on the starts. ``illegal`` proposals could not be lowered; those and
-    the ``accepted`` are among the ``proposed``.
+    ``spent`` says which fraction of the budget so many proposals have used, 1 at the end; it may look at a
+    clock or not. ``begun`` are the evaluations of the starts. ``illegal`` proposals could not be lowered;
+    those and the ``accepted`` are among the ``proposed``.
     """
 
-    best: tuple[Evaluation, ...]
-    begun: tuple[Evaluation, ...]
-    proposed: int
-    accepted: int
-    illegal: int
-
-
-class Walk:
-    """Chains in progress; at any time ``walked`` is the answer so far.
-
-    ``spent`` says which fraction of the budget so many proposals have used, 1 at the end; it may
-    look at a clock or not. ``tell`` hears of the fraction and of the best seconds after every
-    proposal.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        limit: float,
-        evaluate: Evaluate,
-        spent: Spent,
-        chain: Chain,
-        tell: Callable[[float, float], None] = lambda fraction, seconds: None,
-    ) -> None:
-        self.context, self.limit, self.chain = context, limit, chain
-        self._evaluate, self._spent, self._tell = evaluate, spent, tell
+    def __init__(self, pool: Pool, chain: Chain, spent: Spent) -> None:
+        self.pool, self.chain, self._spent = pool, chain, spent
         self._random = Random(chain.seed)
-        self._proposals = Proposals(Space(context), self._random)
-        self._front: list[Evaluation] = []
-        self._begun: list[Evaluation] = []
-        self.num_proposed = self._accepted = self._illegal = 0
+        self._drawing = Drawing(Space(pool.context), self._random)
+        self.begun: list[Evaluation] = []
+        self.proposed = self.accepted = self.illegal = 0
 
-    def run(self) -> Walked:
-        """Walk from every start in turn."""
+    def propose(self) -> Proposals:
+        """Walk from every start in turn; the pool keeps the best of every trade of seconds and bytes."""
         count = len(self.chain.starts)
-        for number, (_, begin) in enumerate(self._starts()):
-            if self._spent(self.num_proposed) >= 1 and self._begun:
-                break
-            used = self._spent(self.num_proposed)
-            self._walk(begin, used, used + (1 - used) / (count - number))
-        return self.walked()
+        for number, name in enumerate(self.chain.starts):
+            begin = yield from self._start(name)
+            used = self._spent(self.proposed)
+            if used >= 1 and self.begun:
+                return
+            here = yield from self._judge(begin)
+            if here is not None:
+                self.begun.append(here)
+                yield from self._walk(here, used, used + (1 - used) / (count - number))
 
-    def walked(self) -> Walked:
-        """Return what was found so far; the best come first."""
-        fits = fitting(self._front, self.limit)
-        others = sorted((j for j in self._front if j not in fits), key=lambda j: j.bytes)
-        return Walked(
-            best=(*fits, *others),
-            begun=tuple(self._begun),
-            proposed=self.num_proposed,
-            accepted=self._accepted,
-            illegal=self._illegal,
-        )
-
-    def _starts(self) -> Iterator[tuple[str, Strategy]]:
-        named = [named.few for named in named_strategies(self.context)]
-        if not named:
+    def _start(self, name: str) -> Generator[Proposal, Evaluation | None, Strategy]:
+        """Return a strategy to begin from, on meshes of more axes where it is legal there."""
+        every = list(named_strategies(self.pool.context))
+        if not every:
             raise InputError("no named strategy divides the batch, so that no chain can start")
-        for name in self.chain.starts:
-            if name == "data":
-                yield name, self._refined(named[0])
-            elif name == "random":
-                yield name, self._proposals.anything(self._refined(named[0]))
-            else:
-                yield name, self._refined(self._expert())
-
-    def _expert(self) -> Strategy:
-        """Return the named strategy of the least cost."""
-        evaluations = [
-            evaluation
-            for named in named_strategies(self.context)
-            for strategy in named
-            if (evaluation := self._judged(strategy)) is not None
-        ]
-        return min(evaluations, key=self.cost).strategy
-
-    def _refined(self, strategy: Strategy) -> Strategy:
-        fine = refine(self.context, strategy)
-        return strategy if self._judged(fine) is None else fine
+        begin = every[0].few
+        if name == "expert":
+            found: list[Evaluation] = []
+            for strategy in itertools.chain.from_iterable(every):
+                evaluation = yield from self._judge(strategy)
+                found += [] if evaluation is None else [evaluation]
+            begin = min(found, key=self.cost).strategy
+        fine = refine(self.pool.context, begin)
+        begin = begin if (yield from self._judge(fine)) is None else fine
+        return self._drawing.anything(begin) if name == "random" else begin
 
     def cost(self, evaluation: Evaluation) -> float:
         """Return seconds per step, more where the memory limit is broken."""
-        over = max(0.0, evaluation.bytes / self.limit - 1)
+        over = max(0.0, evaluation.bytes / self.pool.limit - 1)
         return evaluation.seconds * (1 + OVERWEIGHT * over)
 
-    def _walk(self, begin: Strategy, first: float, last: float) -> None:
+    def _walk(self, here: Evaluation, first: float, last: float) -> Proposals:
         """Run one chain between two fractions of the budget."""
-        here = self._judged(begin)
-        if here is None:
-            return
-        self._begun.append(here)
         best, gained = self.cost(here), first
-        while (now := self._spent(self.num_proposed)) < last:
+        while (now := self._spent(self.proposed)) < last:
             if now - gained >= PATIENCE * (last - first):
                 return
-            there = self._propose(here.strategy)
+            self.proposed += 1
+            there = yield from self._changed(here.strategy)
             if there is not None and self.takes(self.cost(here), self.cost(there)):
                 here = there
-                self._accepted += 1
+                self.accepted += 1
                 if self.cost(here) < best:
-                    best, gained = self.cost(here), self._spent(self.num_proposed)
-            fits = fitting(self._front, self.limit)
-            self._tell(min(1.0, now), fits[0].seconds if fits else math.inf)
+                    best, gained = self.cost(here), self._spent(self.proposed)
+            self.pool.tell(min(1.0, now), f"{self.proposed} proposals")
 
     def takes(self, here: float, there: float) -> bool:
         """Decide by Metropolis and Hastings."""
@@ -184,23 +138,25 @@ class Walk:
             return True
         return self._random.random() < (here / there) ** (1 / self.chain.temperature)
 
-    def _propose(self, strategy: Strategy) -> Evaluation | None:
-        self.num_proposed += 1
+    def _changed(self, strategy: Strategy) -> Trying:
+        """Try a random change; None where it changes nothing or is illegal."""
         try:
-            changed = self._proposals.draw(strategy)
-            if changed == strategy:
-                return None
-            changed = replace(changed, label=_from(strategy.label))
-            evaluation = self._evaluate(changed)
+            changed = self._drawing.draw(strategy)
         except ValueError:
-            self._illegal += 1
+            self.illegal += 1
             return None
-        self._note(evaluation)
-        return evaluation
+        if changed == strategy:
+            return None
+        found = yield from self._judge(replace(changed, label=_from(strategy.label)))
+        self.illegal += found is None
+        return found
+
+    def _judge(self, strategy: Strategy) -> Trying:
+        return (yield Proposal(0.0, partial(self._judged, strategy)))
 
     def _judged(self, strategy: Strategy) -> Evaluation | None:
         try:
-            evaluation = self._evaluate(strategy)
+            evaluation = self.pool.evaluator.evaluate(strategy)
         except ValueError:
             return None
         self._note(evaluation)
@@ -208,19 +164,19 @@ class Walk:
 
     def _note(self, evaluation: Evaluation) -> None:
         """Keep an evaluation that no other beats in seconds and in bytes, if its Program is sound."""
-        mine = (evaluation.seconds, evaluation.bytes)
-        if any(known.seconds <= mine[0] and known.bytes <= mine[1] for known in self._front):
+        pool, mine = self.pool, (evaluation.seconds, evaluation.bytes)
+        if any(known.seconds <= mine[0] and known.bytes <= mine[1] for known in pool.evaluations):
             return
         try:
-            check(lower(self.context.graph, evaluation.strategy, self.context.facts.samples))
+            check(lower(pool.context.graph, evaluation.strategy, pool.context.facts.samples))
         except ValueError:
             return
-        self._front = [
+        pool.evaluations = [
             known
-            for known in self._front
+            for known in pool.evaluations
             if not (mine[0] <= known.seconds and mine[1] <= known.bytes)
         ]
-        self._front.append(evaluation)
+        pool.evaluations.append(evaluation)
 
 
 def _from(label: str) -> str:
@@ -228,55 +184,31 @@ def _from(label: str) -> str:
     return label if label.startswith(FROM) else FROM + label
 
 
-def walk(
-    context: Context,
-    limit: float,
-    chain: Chain,
-    spent: Spent,
-    *,
-    evaluate: Evaluate | None = None,
-    progress: Callable[[Progress], None] = lambda progress: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Frontier:
+def walk(pool: Pool, chain: Chain, spent: Spent) -> Frontier:
     """Return the non-dominated plans that chains within a budget came by; the fastest is chosen.
 
-    ``spent`` as for ``Walk``: a share of a number of proposals makes the answer deterministic.
-    ``evaluate`` judges strategies, by default as ``Incremental`` does. Once ``stop`` is true the best
-    so far is returned. Raises NoPlan where nothing fits the limit, in bytes per device.
+    ``spent`` as for ``Chains``: a share of a number of proposals makes the answer deterministic. Raises
+    NoPlan where nothing fits.
     """
-
-    def tell(fraction: float, seconds: float) -> None:
-        text = f"{chains.num_proposed} proposals"
-        progress(Progress(fraction=fraction, best_seconds=seconds, bound_seconds=0.0, text=text))
-
-    def used(proposals: int) -> float:
-        return 1.0 if stop() else spent(proposals)
-
-    chains = Walk(context, limit, evaluate or Incremental(context).evaluate, used, chain, tell)
-    walked = chains.run()
-    is_complete = not stop()
-    best = [merge(context, walked.best[0])] if walked.best and is_complete else []
-    findings = Findings(
-        context=context,
-        limit=limit,
-        evaluations=(*best, *walked.best),
-        refused=(),
-        is_complete=is_complete,
-    )
-    frontier = answer(findings, chain.seed)
+    chains = Chains(pool, chain, spent)
+    run(pool, lambda _: chains.propose())
+    pool.complete = not pool.stopped()
+    if pool.complete and pool.fitting:
+        pool.evaluations.append(merge(pool.context, pool.fitting[0], pool.evaluator.run))
+    frontier = answer(pool.findings(), chain.seed)
     plans = [replace(plan, method="MCMC over SOAP, simulation") for plan in frontier.plans]
-    plans[0] = replace(plans[0], reason=_reason(frontier, walked, limit))
+    plans[0] = replace(plans[0], reason=_reason(frontier, chains))
     return replace(frontier, plans=tuple(plans))
 
 
-def _reason(frontier: Frontier, walked: Walked, limit: float) -> str:
-    best = frontier.best
-    begun = min(walked.begun, key=lambda one: one.seconds)
-    gain = 1 - best.predicted.step_seconds / begun.seconds
-    faster = f"{gain:.1%} faster than" if gain > 0 else "no faster than"
+def _reason(frontier: Frontier, chains: Chains) -> str:
+    best, text = frontier.best, ""
+    for begun in sorted(chains.begun, key=lambda one: one.seconds)[:1]:
+        gain = 1 - best.predicted.step_seconds / begun.seconds
+        faster = f"{gain:.1%} faster than" if gain > 0 else "no faster than"
+        text = f", {faster} the best start, {begun.strategy.label}"
     return (
-        f"{best.strategy.label} is the fastest of {walked.proposed:,} proposals ({walked.accepted:,} "
-        f"accepted, {walked.illegal:,} illegal) within {limit / GIB:.1f} GiB per device "
-        f"({best.predicted.step_seconds:.4g} s), {faster} the best start, {begun.strategy.label}; "
-        "nothing is proved."
+        f"{best.strategy.label} is the fastest of {chains.proposed:,} proposals ({chains.accepted:,} "
+        f"accepted, {chains.illegal:,} illegal) within {chains.pool.limit / GIB:.1f} GiB per device "
+        f"({best.predicted.step_seconds:.4g} s){text}; nothing is proved."
     )

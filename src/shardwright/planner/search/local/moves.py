@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.layout import PARTIAL, Layout, local_shape
+from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.planner.model.context import Context
+from shardwright.planner.model.domains import work_seconds
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.rest import shard_further
@@ -107,25 +108,8 @@ class Space:
 
     def seconds(self, strategy: Strategy, index: int, dims: Dims) -> float:
         """Return the seconds of an operator's work in one microbatch, split so."""
-        context, pieces = self.context, strategy.pipeline.num_microbatches
         sizes = strategy.meshes[strategy.configs[index].mesh].sizes
-        placed, operator = context.facts.placements(index, dims), context.graph.operators[index]
-        shapes = [
-            tuple(
-                local_shape(
-                    context.facts.shape(tensor, pieces),
-                    tuple(max(place, PARTIAL) for place in pair.value),
-                    sizes,
-                )
-                for tensor, pair in zip(tensors, pairs, strict=True)
-            )
-            for tensors, pairs in (
-                (operator.inputs, placed.inputs),
-                (operator.outputs, placed.outputs),
-            )
-        ]
-        cost = context.prices.seconds(index, shapes[0], shapes[1])
-        return cost.forward + cost.backward
+        return work_seconds(self.context, index, dims, sizes, strategy.pipeline.num_microbatches)
 
     def weight(self, tensor: int) -> int:
         """Return the bytes of a tensor, at least one."""

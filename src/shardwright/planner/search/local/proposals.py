@@ -26,13 +26,11 @@ from shardwright.planner.search.local.moves import (
 )
 from shardwright.planner.search.steering import SHARES
 
-# A fair coin: all equal blocks or one, all of a mesh or one operator.
-EVEN = 0.5
 # FlexFlow's program goes on to another neighbour so often (``rewrite``).
 GOES_ON = 0.75
 
 
-class Proposals:
+class Drawing:
     """Draws changes. Those of one operator are symmetric: as likely as the way back."""
 
     def __init__(self, space: Space, random: Random) -> None:
@@ -77,9 +75,13 @@ class Proposals:
         sync = replace(strategy.gradient_sync, method="wfbp", buckets=())
         return replace(made, gradient_sync=sync, label="random splits")
 
+    def _is_heads(self) -> bool:
+        """Throw a coin: all equal blocks or one, all of a mesh or one operator."""
+        return self.random.random() < 0.5
+
     def _members(self, strategy: Strategy, index: int) -> list[int]:
         """Return an operator alone, or with those at its place in equal blocks."""
-        if self.random.random() >= EVEN:
+        if not self._is_heads():
             return [index]
         sizes = strategy.meshes[strategy.configs[index].mesh].sizes
         return self.space.alike(strategy, index, sizes)
@@ -105,7 +107,7 @@ class Proposals:
         """Split an operator anew and neighbours so that nothing moves between them."""
         mesh = strategy.configs[index].mesh
         dims = self.random.choice(self.space.legal(strategy, index, mesh))
-        tied = self.random.random() < EVEN
+        tied = self._is_heads()
         return self._walk(strategy, index, Place(strategy.meshes[mesh], dims), tied)
 
     def _place(self, strategy: Strategy, index: int) -> Strategy:
@@ -113,7 +115,7 @@ class Proposals:
         # What is not trained is made wherever it is read; stages of a pipeline stay as they are.
         if strategy.pipeline.num_microbatches > 1 or not self._is_trained(index):
             return strategy
-        if len(strategy.meshes) > 1 and self.random.random() < EVEN:
+        if len(strategy.meshes) > 1 and self._is_heads():
             return self._join(strategy, strategy.configs[index].mesh)
         count = self.random.choice(list(self._ranges))
         start = self.random.choice(self._ranges[count])
@@ -207,7 +209,7 @@ class Proposals:
     def _recompute(self, strategy: Strategy, index: int) -> Strategy:
         """Make an operator's results, or its whole block's, again in backward, or not."""
         members = self._members(strategy, index)
-        if self.random.random() < 0.5:
+        if self._is_heads():
             again = set(strategy.recompute_operators) ^ set(members)
             return replace(strategy, recompute_operators=tuple(sorted(again)))
         ties = self.space.context.facts.ties

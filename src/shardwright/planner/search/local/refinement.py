@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
@@ -19,13 +19,13 @@ from shardwright.core.layout import local_bytes
 from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.judge.evaluate import Evaluation, Run
-from shardwright.planner.judge.incremental import Incremental
+from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import microbatch_counts
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.labels import relabelled
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
-from shardwright.planner.search.local.proposals import Proposals
+from shardwright.planner.search.local.proposals import Drawing
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, MOVES, PATIENCE, ROUNDING
 
 REFINED = ", refined"
@@ -51,22 +51,13 @@ class Effort(NamedTuple):
     patience: int = PATIENCE
 
 
-def improve(
-    context: Context,
-    evaluation: Evaluation,
-    limit: float,
-    effort: Effort,
-    *,
-    evaluator: Run | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Evaluation:
-    """Return the fastest strategy within a memory limit that an effort reaches.
+def improve(pool: Pool, evaluation: Evaluation, effort: Effort) -> Evaluation:
+    """Return the fastest strategy within the memory limit that an effort reaches.
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
-    there. Deterministic. ``evaluator`` judges strategies, by default as ``Incremental`` does.
+    there. Deterministic.
     """
-    climb = _Climb(context, limit, effort, evaluator or Incremental(context).run, stop)
-    return climb.to_the_top(evaluation)
+    return _Climb(pool, effort).to_the_top(evaluation)
 
 
 def is_gain(evaluation: Evaluation, best: Evaluation, same: float = ROUNDING) -> bool:
@@ -77,24 +68,16 @@ def is_gain(evaluation: Evaluation, best: Evaluation, same: float = ROUNDING) ->
 class _Climb:
     """Steps from strategy to better strategy, so many simulated in all; none is tried twice."""
 
-    def __init__(
-        self,
-        context: Context,
-        limit: float,
-        effort: Effort,
-        evaluator: Run,
-        stop: Callable[[], bool],
-    ) -> None:
-        self.context, self.limit = context, limit
+    def __init__(self, pool: Pool, effort: Effort) -> None:
+        self._pool = pool
         self._left, self._patience = effort
-        self._judging, self._stop = evaluator, stop
-        self._space = Space(context)
-        self._drawing = Proposals(self._space, Random(0))
+        self._space = Space(pool.context)
+        self._drawing = Drawing(self._space, Random(0))
         self._tried: set[Strategy] = set()
 
     def to_the_top(self, best: Evaluation) -> Evaluation:
         """Take every better step, until none is found with patience or no moves are left."""
-        while self._left > 0 and not self._stop():
+        while self._left > 0 and not self._pool.stopped():
             better = self._step(best, max(0, self._left - self._patience))
             if better is None:
                 return best
@@ -108,31 +91,31 @@ class _Climb:
         self._tried.add(strategy)
         self._left -= 1
         try:
-            return self._judging(strategy, math.nan)[2]
+            return self._pool.evaluator.run(strategy, math.nan)[2]
         except ValueError:
             return None
 
     def _step(self, best: Evaluation, last: int) -> Evaluation | None:
-        program, timeline, _ = self._judging(best.strategy, best.least_seconds)
-        found = bottlenecks(self.context, program, timeline)
+        program, timeline, _ = self._pool.evaluator.run(best.strategy, best.least_seconds)
+        found = bottlenecks(self._pool.context, program, timeline)
         self._tried.add(best.strategy)
         for changed in itertools.chain(
             _moves(self._space, best.strategy, found),
             _drawn(self._drawing, best.strategy, found),
         ):
-            if self._left <= last or self._stop():
+            if self._left <= last or self._pool.stopped():
                 return None
             evaluation = self.evaluated(changed)
-            if evaluation is None or evaluation.bytes > self.limit:
+            if evaluation is None or evaluation.bytes > self._pool.limit:
                 continue
             if is_gain(evaluation, best):
                 before = best.strategy.label.removesuffix(REFINED)
-                label = relabelled(self.context, replace(changed, label=before)) + REFINED
+                label = relabelled(self._pool.context, replace(changed, label=before)) + REFINED
                 return replace(evaluation, strategy=replace(changed, label=label))
         return None
 
 
-def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
+def _drawn(drawing: Drawing, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
     """Yield random changes that begin on the critical chain, so many that a budget ends first."""
     operators = sorted({one.operator for one in found})
     for _ in range(MOVES):

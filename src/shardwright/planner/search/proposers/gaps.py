@@ -2,8 +2,8 @@
 
 The pool simulates a selection, so between two neighbouring plans of the frontier others may lie that
 nobody looked at. Where neighbours are far apart in time and in memory, candidates of the additive model
-between them are simulated: those that the pool left aside, and on demand points of the
-arrangements' whole frontiers between the corners of their hulls.
+between them are simulated: those that the pool left aside, and on demand points between the corners of
+the arrangements' hulls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 
-from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.problem import Problem
@@ -26,10 +25,8 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import BUDGET, PART, POINTS, SPACING
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.frontier import Point, falling, hull
-from shardwright.planner.solve.nonsupported import NonSupported
+from shardwright.planner.search.steering import PART, POINTS, SPACING
+from shardwright.planner.solve.frontier import between, falling, hull
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,32 +64,43 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
     if spacing is None and not pool.is_small:
         return
     most = pool.count // 2 if spacing is None else PART * pool.count
-    wide = math.log1p(SPACING if spacing is None else spacing)
-    shift = _shifts(pool)
-    missed: set[tuple[float, float]] = set()
-    solved: set[Arrangement] = set()
+    filling = _Filling(pool, SPACING if spacing is None else spacing, spacing is not None)
     for turn in range(most):
         pool.tell(turn / most, "filling the frontier")
-        gaps = [gap for gap in _gaps(pool, wide) if gap.ends not in missed]
-        if not gaps:
+        gap = filling.widest()
+        if gap is None:
             return
-        widest = max(gaps, key=lambda gap: gap.width)
-        candidate = _between(pool, widest, shift, wide)
-        if candidate is None and spacing is not None:
-            _solve(pool, widest, solved, math.expm1(wide / 4))
-            candidate = _between(pool, widest, shift, wide)
-        found = None
+        candidate, found = filling.candidate(gap), None
         if candidate is not None:
             found = yield Proposal(0.0, partial(pool.try_candidate, candidate))
-        if found is None or not widest.holds(found):
-            missed.add(widest.ends)
+        if found is None or not gap.holds(found):
+            filling.missed.add(gap.ends)
 
 
-def _solve(pool: Pool, gap: _Gap, solved: set[Arrangement], epsilon: float) -> None:
-    """Add candidates from the whole frontiers of the arrangements at a gap's ends, each solved once."""
-    for arrangement in sorted(_arrangements(pool, gap) - solved):
-        solved.add(arrangement)
-        pool.candidates += _more(pool, arrangement, epsilon)
+class _Filling:
+    """What is known of gaps wider than a spacing: those ``missed``, and how far the simulator's seconds and
+    bytes are off the additive model's. Where ``solves``, arrangements are looked into anew."""
+
+    def __init__(self, pool: Pool, spacing: float, solves: bool) -> None:
+        self._pool, self._wide, self._solves = pool, math.log1p(spacing), solves
+        self._shift = _shifts(pool)
+        self._solved: set[Arrangement] = set()
+        self.missed: set[tuple[float, float]] = set()
+
+    def widest(self) -> _Gap | None:
+        """Return the widest gap that no candidate missed."""
+        gaps = [gap for gap in _gaps(self._pool, self._wide) if gap.ends not in self.missed]
+        return max(gaps, key=lambda gap: gap.width, default=None)
+
+    def candidate(self, gap: _Gap) -> Candidate | None:
+        """Return the untried candidate that should lie deepest in a gap."""
+        found = _between(self._pool, gap, self._shift, self._wide)
+        if found is None and self._solves:
+            for arrangement in sorted(_arrangements(self._pool, gap) - self._solved):
+                self._solved.add(arrangement)
+                self._pool.candidates += _more(self._pool, arrangement, math.expm1(self._wide / 4))
+            found = _between(self._pool, gap, self._shift, self._wide)
+        return found
 
 
 def _gaps(pool: Pool, wide: float) -> list[_Gap]:
@@ -142,15 +150,12 @@ def _arrangements(pool: Pool, gap: _Gap) -> set[Arrangement]:
 def _more(pool: Pool, arrangement: Arrangement, epsilon: float) -> list[Candidate]:
     """Return candidates from the whole frontier of an arrangement."""
     problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
-    graph = problem.factor_graph(likely_weights(problem, arrangement))
-    points: list[Point] = []
-    try:
-        corners = hull(Elimination.of(graph), 4 * POINTS).points
-        gaps = NonSupported(graph, BUDGET)
-        for fast, small in itertools.pairwise(corners):
-            points += gaps.fill(fast, small, epsilon) or []
-    except InputError:  # too wide for the exact search
+    if problem.is_wide:  # every minimum takes seconds there
         return []
-    found = list(from_points(problem, arrangement, [*corners, *points], pool.room))
+    view = problem.elimination(likely_weights(problem, arrangement))
+    points = list(hull(view, 4 * POINTS).points)
+    for ends in itertools.pairwise(tuple(points)):
+        points += between(view, *ends, epsilon)
+    found = list(from_points(problem, arrangement, points, pool.room))
     problem.forget_terms()
     return found

@@ -49,14 +49,7 @@ def _of_another_schedule(unlike: list[Evaluation], count: int) -> list[Evaluatio
 
 
 def _refined(pool: Pool, evaluation: Evaluation, effort: Effort) -> Evaluation:
-    better = improve(
-        pool.context,
-        evaluation,
-        pool.limit,
-        effort,
-        evaluator=pool.evaluator.run,
-        stop=pool.stopped,
-    )
+    better = improve(pool, evaluation, effort)
     if is_gain(better, evaluation, pool.same):
         pool.evaluations.append(better)
     return better

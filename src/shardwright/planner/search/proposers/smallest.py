@@ -7,11 +7,12 @@ devices?": it walks from the corners of the shapes to less memory, and simulates
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 
 from shardwright.errors import InputError
-from shardwright.planner.model.arrangements import Arrangement, Shape, shapes
+from shardwright.planner.model.arrangements import Arrangement, shapes
+from shardwright.planner.remember import remembered
 from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
@@ -34,18 +35,6 @@ def smallest(pool: Pool) -> Proposals:
     yield from _until_one_fits(pool, found)
 
 
-def _descend(
-    pool: Pool, start: Place, known: Mapping[Place, Shape], least: Callable[[Place], float]
-) -> None:
-    """Look at ever smaller neighbours of a place until one fits or none is smaller."""
-    place, size = start, least(start)
-    while size > pool.room and not pool.stopped():
-        smaller = min(_neighbours(place, known), key=least, default=place)
-        if least(smaller) >= size:
-            return
-        place, size = smaller, least(smaller)
-
-
 def descended(pool: Pool) -> Proposals:
     """Propose plans where the additive model finds the least memory, until one fits; strategies people
     know where it finds none.
@@ -54,22 +43,45 @@ def descended(pool: Pool) -> Proposals:
     other corners, unless the first descent ended far above the limit, or below it. A minimum that no
     descent reaches is missed.
     """
-    known = {(s.stages, s.tensor): s for s in shapes(pool.context, pool.context.num_devices)}
-    found: dict[Place, tuple[Candidate, ...]] = {}
-
-    def least(place: Place) -> float:
-        if place not in found:
-            found[place] = _ends(pool, known[place].arrangements[-1])
-        return min((c.bytes for c in found[place]), default=math.inf)
-
-    for start in dict.fromkeys(_corners(known)):
-        size = min(map(least, found), default=math.inf)
+    descent = _Descent(pool)
+    for start in dict.fromkeys(_corners(descent.known)):
+        size = descent.least
         if pool.stopped() or size <= pool.room or FAR * pool.room < size < math.inf:
             break
-        _descend(pool, start, known, least)
-    every = [candidate for candidates in found.values() for candidate in candidates]
+        descent.run(start)
+    every = descent.candidates
     likely = [c for c in every if ROOMY * c.bytes <= pool.room]
     yield from _until_one_fits(pool, likely) if every else known_ones(pool)
+
+
+class _Descent:
+    """Places and what was found there."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        every = shapes(pool.context, pool.context.num_devices)
+        self.known = {(shape.stages, shape.tensor): shape for shape in every}
+        self.candidates: list[Candidate] = []
+
+    @property
+    def least(self) -> float:
+        """The least bytes found so far."""
+        return min((one.bytes for one in self.candidates), default=math.inf)
+
+    @remembered
+    def _least_at(self, place: Place) -> float:
+        found = _ends(self._pool, self.known[place].arrangements[-1])
+        self.candidates += found
+        return min((one.bytes for one in found), default=math.inf)
+
+    def run(self, place: Place) -> None:
+        """Go on to ever smaller neighbours until one fits or none is smaller."""
+        size = self._least_at(place)
+        while size > self._pool.room and not self._pool.stopped():
+            place = min(_neighbours(place, self.known), key=self._least_at, default=place)
+            if self._least_at(place) >= size:
+                return
+            size = self._least_at(place)
 
 
 def _corners(known: Collection[Place]) -> list[Place]:

@@ -15,6 +15,7 @@ from shardwright.planner.cost.feed import input_costs, input_words
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.reasons.decode import Decoded, decode
 from shardwright.planner.search.reasons.neighbours import Rivalry
 from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
@@ -73,8 +74,9 @@ def _inside(
     tell: Callable[[str, float], None],
 ) -> tuple[tuple[Decision, ...], tuple[ShadowPrice, ...], float, list[str]]:
     """Return decisions, prices of memory, the worth of a byte, and what could not be priced."""
-    merged = plan.strategy.gradient_sync.is_merged
-    rivalry = Rivalry(context, place.arrangement, limit, merged)
+    pool = Pool(context, limit)
+    pool.weigh(plan.strategy)  # what is the same is known from it
+    rivalry = Rivalry(pool, place.arrangement, plan.strategy)
     decisions = rivalry.decisions(lambda text, share: tell(text, 0.6 * share))
     predicted = plan.predicted
     prices = rivalry.more_memory(predicted.step_seconds, predicted.peak_bytes)
@@ -83,5 +85,5 @@ def _inside(
         priced = price_choices(place, plan.strategy, predicted.peak_bytes, limit)
     except InputError as error:
         return decisions, prices, math.nan, [str(error)]
-    decisions += sensitivity(context, priced, SIMULATED)
+    decisions += sensitivity(pool, priced, SIMULATED)
     return decisions, prices, priced.byte_seconds, []

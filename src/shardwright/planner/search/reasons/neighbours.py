@@ -12,19 +12,21 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.explanation import Decision, ShadowPrice
 from shardwright.core.schedules import NamedSchedule
+from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planner.judge.evaluate import Evaluation, evaluate, merge
+from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Arrangement, microbatch_counts
 from shardwright.planner.model.context import Context
-from shardwright.planner.search.candidates import Candidate, explore, to_strategy
+from shardwright.planner.remember import remembered
+from shardwright.planner.search.answer import GIB
+from shardwright.planner.search.candidates import Candidate, explore
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.steering import FEW
 
-GIB = 2**30
-# So many candidates of a neighbour, and of those beyond the memory, are simulated.
-TRIED, BEYOND = 2, 3
+# So many candidates of a neighbour are simulated.
+TRIED = 2
 # One stage a device, as the additive model knows them.
 ORDERS: tuple[NamedSchedule, ...] = ("1f1b", "gpipe", "zb-h1")
-# A plan is faster if it saves more than this share of the step.
-WORTH = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +100,14 @@ def _filled(
 class Rivalry:
     """Explored neighbours of one plan: their candidates, and what was simulated of them."""
 
-    def __init__(self, context: Context, home: Arrangement, limit: float, is_merged: bool) -> None:
-        self.context, self.home, self.limit, self.is_merged = context, home, limit, is_merged
-        fixed = context.table.overhead_map.get("process_bytes", 0.0)
-        self.room = max(limit - fixed, 0.0)
-        self._candidates: dict[Arrangement, tuple[Candidate, ...]] = {}
-        self._verdicts: dict[tuple[object, ...], Evaluation | None] = {}
+    def __init__(self, pool: Pool, home: Arrangement, strategy: Strategy) -> None:
+        self.pool, self.home, self.strategy = pool, home, strategy
+        self._explored: list[Candidate] = []
 
     def decisions(self, tell: Callable[[str, float], None]) -> tuple[Decision, ...]:
         """Return, per outer choice, the best neighbour that fits (else the smallest)."""
         found: dict[str, tuple[Neighbour, Evaluation]] = {}
-        options = list(neighbours(self.context, self.home))
+        options = list(neighbours(self.pool.context, self.home))
         for number, option in enumerate(options):
             tell(f"{option.what} {option.other}", number / len(options))
             evaluation = self._best(option.arrangement)
@@ -130,13 +129,13 @@ class Rivalry:
         """Return faster plans that need more memory than there is, the least memory first."""
         self._explore(self.home)
         edge = [c for c in self._beyond() if c.least_seconds < step_seconds]
-        chosen = [*edge[: BEYOND - 1], *edge[-1:]] if len(edge) > BEYOND else edge
+        chosen = [*edge[: FEW - 1], *edge[-1:]] if len(edge) > FEW else edge
         evaluations = filter(None, map(self._judged, chosen))
-        best, prices = step_seconds, list[ShadowPrice]()
+        best, limit, prices = step_seconds, self.pool.limit, list[ShadowPrice]()
         for evaluation in sorted(evaluations, key=lambda j: (j.bytes, j.seconds)):
-            if evaluation.bytes > self.limit and evaluation.seconds < best * (1 - WORTH):
+            if evaluation.bytes > limit and evaluation.seconds < best * (1 - self.pool.same):
                 best = evaluation.seconds
-                more = (evaluation.bytes - max(self.limit, peak_bytes)) / GIB
+                more = (evaluation.bytes - max(limit, peak_bytes)) / GIB
                 prices.append(
                     ShadowPrice(
                         what=f"{more:.3g} GiB more memory per device",
@@ -149,42 +148,36 @@ class Rivalry:
     def _beyond(self) -> list[Candidate]:
         """Return candidates that need more memory than there is, each worth it after those before."""
         front: list[Candidate] = []
-        beyond = (c for found in self._candidates.values() for c in found if c.bytes > self.room)
+        beyond = [one for one in self._explored if one.bytes > self.pool.room]
         for candidate in sorted(beyond, key=lambda c: (c.bytes, c.seconds)):
-            if not front or candidate.seconds < front[-1].seconds * (1 - WORTH):
+            if not front or candidate.seconds < front[-1].seconds * (1 - self.pool.same):
                 front.append(candidate)
         return front
 
     def _order(self, evaluation: Evaluation) -> tuple[bool, float]:
-        fits = evaluation.bytes <= self.limit
+        fits = evaluation.bytes <= self.pool.limit
         return not fits, evaluation.seconds if fits else evaluation.bytes
 
+    @remembered
     def _explore(self, arrangement: Arrangement) -> tuple[Candidate, ...]:
-        if arrangement not in self._candidates:
-            try:
-                found = explore(self.context, arrangement, self.room, math.inf, 0.0).candidates
-            except (InputError, ValueError):  # too wide for the exact search, or illegal
-                found = ()
-            self._candidates[arrangement] = found
-        return self._candidates[arrangement]
+        context, room = self.pool.context, self.pool.room
+        try:
+            found = explore(context, arrangement, room, math.inf, 0.0).candidates
+        except (InputError, ValueError):  # too wide for the exact search, or illegal
+            return ()
+        self._explored += found
+        return found
 
     def _best(self, arrangement: Arrangement) -> Evaluation | None:
         """Simulate the fastest candidates that should fit, else the smallest."""
         found = self._explore(arrangement)
-        fits = sorted((c for c in found if c.bytes <= self.room), key=lambda c: c.seconds)
+        fits = sorted((c for c in found if c.bytes <= self.pool.room), key=lambda c: c.seconds)
         small = sorted(found, key=lambda c: c.bytes)
         known = list(filter(None, map(self._judged, (fits or small)[:TRIED])))
-        if fits and all(evaluation.bytes > self.limit for evaluation in known):
+        if fits and all(evaluation.bytes > self.pool.limit for evaluation in known):
             known += filter(None, [self._judged(small[0])])
         return min(known, key=self._order, default=None)
 
+    @remembered
     def _judged(self, candidate: Candidate) -> Evaluation | None:
-        key = candidate.identity
-        if key not in self._verdicts:
-            try:
-                evaluation = evaluate(self.context, to_strategy(self.context, candidate))
-                evaluation = merge(self.context, evaluation) if self.is_merged else evaluation
-            except ValueError:
-                evaluation = None
-            self._verdicts[key] = evaluation
-        return self._verdicts[key]
+        return self.pool.judged_like(self.strategy, candidate)

@@ -17,14 +17,11 @@ from numpy.typing import NDArray
 
 from shardwright.core.explanation import Decision
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Evaluation, evaluate, merge
+from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
-from shardwright.planner.search.candidates import (
-    Candidate,
-    likely_weights,
-    to_strategy,
-)
+from shardwright.planner.search.candidates import Candidate, likely_weights
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.reasons.decode import Decoded
 from shardwright.planner.search.steering import POINTS
 from shardwright.planner.solve.elimination import Elimination, Solutions
@@ -41,7 +38,7 @@ NEAR = 1e-9
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Prices:
+class Priced:
     """A plan's place in the additive model with all its choices priced.
 
     ``byte_seconds`` is what a byte per device is worth. ``graph`` leaves splits and layouts open and
@@ -58,7 +55,7 @@ class Prices:
     of_rest: tuple[NDArray[np.float64], ...]
 
 
-def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: float) -> Prices:
+def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: float) -> Priced:
     """Price every choice of a plan whose simulated peak is ``peak_bytes``, within ``limit``.
 
     The additive model's memory is shifted by what it is off the simulated peak. Raises InputError
@@ -73,7 +70,7 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     graph = _nearest(graph, place, NEAR * float(own.seconds[0]))
     bent = _only(graph, place, modes)
     fixed = _only(graph, place, splits)
-    return Prices(
+    return Priced(
         standing=place,
         strategy=strategy,
         byte_seconds=price,
@@ -137,11 +134,13 @@ class _Choice:
         return what, self.write(self.chosen), self.write(self.other)
 
 
-def sensitivity(context: Context, prices: Prices, count: int) -> tuple[Decision, ...]:
+def sensitivity(pool: Pool, prices: Priced, count: int) -> tuple[Decision, ...]:
     """Return the decisions within the arrangement, the nearest runner-up first; of ``count`` of
     them the runner-up is simulated."""
     groups: dict[tuple[str, str, str], list[_Choice]] = {}
-    for one in sorted(_choices(context, prices), key=lambda one: (abs(one.added), one.variable)):
+    for one in sorted(
+        _choices(pool.context, prices), key=lambda one: (abs(one.added), one.variable)
+    ):
         groups.setdefault(one.line, []).append(one)
     decisions: list[Decision] = []
     for number, (line, group) in enumerate(groups.items()):
@@ -157,7 +156,7 @@ def sensitivity(context: Context, prices: Prices, count: int) -> tuple[Decision,
         )
         evaluation = None
         if number < count:
-            evaluation = _simulated(context, prices, tuple(rival.assignments[0].tolist()))
+            evaluation = _simulated(pool, prices, tuple(rival.assignments[0].tolist()))
         if evaluation is not None:
             decision = replace(
                 decision, step_seconds=evaluation.seconds, peak_bytes=evaluation.bytes
@@ -166,20 +165,20 @@ def sensitivity(context: Context, prices: Prices, count: int) -> tuple[Decision,
     return tuple(decisions)
 
 
-def _choices(context: Context, prices: Prices) -> Iterator[_Choice]:
+def _choices(context: Context, prices: Priced) -> Iterator[_Choice]:
     """Yield every decision worth a line with its runner-up."""
     problem, ties, graph = prices.standing.problem, context.facts.ties, context.graph
     for root in _anchors(context, problem):
         operator = graph.operators[root]
         yield from _against(
             prices, problem.config_of[root], f"split of {operator.module or operator.name}",
-            len(ties.classes[ties.class_of(ties.block[root])]),
+            ties.times(root),
             lambda value, root=root: dims_text(problem, problem.domains[root][value]),
         )  # fmt: skip
     largest = max((graph.tensors[tensor].numel for tensor in problem.level_of), default=0)
     for tensor, variable in problem.level_of.items():
         spec = graph.tensors[tensor]
-        times = len(ties.classes[ties.class_of(ties.block[graph.consumers[tensor][0]])])
+        times = ties.times(graph.consumers[tensor][0])
         if times * spec.numel >= LARGE * largest:
             yield from _against(
                 prices, variable, f"layout of {spec.name}", times, LEVEL_NAMES.__getitem__
@@ -199,7 +198,7 @@ def _block_name(module: str) -> str:
 
 
 def _against(
-    prices: Prices, variable: int, what: str, count: int, write: Callable[[int], str]
+    prices: Priced, variable: int, what: str, count: int, write: Callable[[int], str]
 ) -> Iterator[_Choice]:
     """Yield a decision with its cheapest other choice, if there is one."""
     is_split = variable in prices.standing.problem.config_of.values()
@@ -219,21 +218,11 @@ def _against(
 
 def _anchors(context: Context, problem: Problem) -> list[int]:
     """Return the operators that have parameters or much work."""
-    graph = context.graph
-    work: dict[int, float] = {}
-    for root in problem.roots:
-        operator = graph.operators[root]
-        inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
-        outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
-        cost = context.prices.seconds(root, inputs, outputs)
-        times = len(
-            context.facts.ties.classes[context.facts.ties.class_of(context.facts.ties.block[root])]
-        )
-        work[root] = times * (cost.forward + cost.backward)
+    graph, ties, prices = context.graph, context.facts.ties, context.prices
     return [
         root
         for root in problem.roots
-        if work[root] >= HEAVY * context.prices.serial_seconds
+        if ties.times(root) * prices.serial_work[root] >= HEAVY * prices.serial_seconds
         or any(graph.tensors[t].role == "parameter" for t in graph.operators[root].inputs)
     ]
 
@@ -249,7 +238,7 @@ def dims_text(problem: Problem, dims: tuple[str, ...]) -> str:
     return ", ".join(pieces) or "whole"
 
 
-def _solve(prices: Prices, one: _Choice, value: int) -> Solutions:
+def _solve(prices: Priced, one: _Choice, value: int) -> Solutions:
     """Return the best assignment with one choice given."""
     allowed = [np.arange(size) for size in one.graph.sizes]
     allowed[one.variable] = np.array([value])
@@ -259,21 +248,16 @@ def _solve(prices: Prices, one: _Choice, value: int) -> Solutions:
     return solved
 
 
-def _simulated(context: Context, prices: Prices, assignment: tuple[int, ...]) -> Evaluation | None:
+def _simulated(pool: Pool, prices: Priced, assignment: tuple[int, ...]) -> Evaluation | None:
     """Simulate an assignment of all blocks under the stages of the plan, gradients merged as its."""
     place = prices.standing
     candidate = Candidate(
         arrangement=place.arrangement,
         problem=place.problem,
-        assignments=(assignment,) * len(context.facts.ties.ranges),
+        assignments=(assignment,) * len(place.problem.context.facts.ties.ranges),
         starts=place.starts,
         seconds=math.nan,
         least_seconds=math.nan,
         bytes=math.nan,
     )
-    try:
-        evaluation = evaluate(context, to_strategy(context, candidate))
-    except ValueError:
-        return None
-    is_merged = prices.strategy.gradient_sync.is_merged
-    return merge(context, evaluation) if is_merged else evaluation
+    return pool.judged_like(prices.strategy, candidate)

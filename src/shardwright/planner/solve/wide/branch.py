@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,6 @@ from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 Mask = NDArray[np.bool_]
 
 SWEEPS = 200  # per tree node, less where the bound suffices
-TRIAL_SWEEPS = 12
-CANDIDATES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +33,16 @@ class Leaf:
     multipliers: Floats
     bound: float
 
+    @classmethod
+    def of(cls, dual: Dual, least: float = -math.inf) -> Leaf:
+        """Return what a dual leaves open, and whose bound is that or a known one."""
+        return cls(
+            allowed=dual.allowed.copy(),
+            messages=dual.messages.copy(),
+            multipliers=dual.best_multipliers.copy(),
+            bound=max(least, dual.bound),
+        )
+
 
 class Branching:
     """The search; ``round`` works on one leaf. ``bound`` holds for everything not searched yet."""
@@ -43,14 +51,7 @@ class Branching:
         self.problem, self.cost = problem, cost
         self.best: Ints | None = None
         self._dual = Dual(problem, net_of(problem))
-        self.leaves = [
-            Leaf(
-                allowed=dual.allowed.copy(),
-                messages=dual.messages.copy(),
-                multipliers=dual.best_multipliers.copy(),
-                bound=dual.bound,
-            )
-        ]
+        self.leaves = [Leaf.of(dual)]
 
     @property
     def bound(self) -> float:
@@ -67,23 +68,22 @@ class Branching:
         leaf = self.leaves.pop()
         if self._is_hopeless(leaf.bound):
             return
-        leaf = self._bounded(leaf, SWEEPS, goes_on)
+        leaf = self._bounded(leaf, goes_on)
         if self._is_hopeless(leaf.bound) or not _has_choice(self.problem, leaf.allowed):
             return
         if not goes_on():
             self.leaves.append(leaf)
             return
-        children = self._split(leaf, goes_on)
-        self.leaves += sorted(children, key=lambda child: -child.bound)
+        self.leaves += [replace(leaf, allowed=part) for part in self._parts(leaf)]
 
     def _is_hopeless(self, bound: float) -> bool:
         return bound > self.cost - 1 + tolerance(self.cost)
 
-    def _bounded(self, leaf: Leaf, num_sweeps: int, goes_on: Callable[[], bool]) -> Leaf:
+    def _bounded(self, leaf: Leaf, goes_on: Callable[[], bool]) -> Leaf:
         """Return a leaf with a better bound and fewer strategies."""
         dual = self._dual
         dual.restart(leaf.allowed, leaf.messages, leaf.multipliers)
-        for _ in range(num_sweeps):
+        for _ in range(SWEEPS):
             dual.advance(self.cost)
             choice = dual.choice
             cost = capped_cost(self.problem, choice)
@@ -91,55 +91,24 @@ class Branching:
                 self.best, self.cost = choice.copy(), cost
             if self._is_hopeless(dual.bound) or not goes_on():
                 break
-        return Leaf(
-            allowed=dual.allowed.copy(),
-            messages=dual.messages.copy(),
-            multipliers=dual.best_multipliers.copy(),
-            bound=max(leaf.bound, dual.bound),
-        )
+        return Leaf.of(dual, leaf.bound)
 
-    def _split(self, leaf: Leaf, goes_on: Callable[[], bool]) -> list[Leaf]:
-        """Try some splits and return the children of the one that raises the bounds most."""
-        best: list[Leaf] = []
-        most = -math.inf
-        for parts in self._splits(leaf):
-            children: list[Leaf] = []
-            for part in parts:
-                child = Leaf(
-                    allowed=part,
-                    messages=leaf.messages,
-                    multipliers=leaf.multipliers,
-                    bound=leaf.bound,
-                )
-                children.append(self._bounded(child, TRIAL_SWEEPS, goes_on))
-            gains = [min(child.bound, self.cost) - leaf.bound for child in children]
-            merit = min(gains) * 5 + max(gains)
-            if merit > most:
-                best, most = children, merit
-        return [child for child in best if not self._is_hopeless(child.bound)]
-
-    def _splits(self, leaf: Leaf) -> list[tuple[Mask, Mask]]:
-        """Return ways to cut the allowed strategies of one node in two."""
+    def _parts(self, leaf: Leaf) -> tuple[Mask, Mask]:
+        """Cut the allowed strategies in two at the node whose usage matters most, or where none does at
+        one with many strategies."""
         problem = self.problem
         prefix = np.concatenate([[0.0], np.cumsum(leaf.multipliers)])
         price = prefix[problem.end] - prefix[problem.begin]
-        most = np.maximum.reduceat(np.where(leaf.allowed, problem.usage, -1), problem.first[:-1])
-        least = np.minimum.reduceat(
-            np.where(leaf.allowed, problem.usage, np.inf), problem.first[:-1]
-        )
-        count = np.add.reduceat(leaf.allowed, problem.first[:-1])
-        # Usage matters most; where it does not, many strategies do.
-        worth = np.where(count > 1, price * (most - least) + 1e-6 * count, -1.0)
-        found: list[tuple[Mask, Mask]] = []
-        for node in np.argsort(-worth, kind="stable")[:CANDIDATES].tolist():
-            if worth[node] <= 0:
-                break
-            part = slice(int(problem.first[node]), int(problem.first[node + 1]))
-            low, high = leaf.allowed.copy(), leaf.allowed.copy()
-            low[part] &= _lower_half(problem.usage[part], leaf.allowed[part])
-            high[part] &= ~low[part]
-            found.append((low, high))
-        return found
+        starts = problem.first[:-1]
+        most = np.maximum.reduceat(np.where(leaf.allowed, problem.usage, -1), starts)
+        least = np.minimum.reduceat(np.where(leaf.allowed, problem.usage, np.inf), starts)
+        count = np.add.reduceat(leaf.allowed, starts)
+        node = int(np.where(count > 1, price * (most - least) + 1e-6 * count, -1.0).argmax())
+        part = slice(int(problem.first[node]), int(problem.first[node + 1]))
+        low, high = leaf.allowed.copy(), leaf.allowed.copy()
+        low[part] &= _lower_half(problem.usage[part], leaf.allowed[part])
+        high[part] &= ~low[part]
+        return high, low
 
 
 def _lower_half(usage: Floats, allowed: Mask) -> Mask:

@@ -31,29 +31,45 @@ WARM_UP = 10  # sweeps before prices move
 FIX_WITHIN = 0.3  # of the known cost, how close the bound has to be to forbid strategies
 
 
-class Dual:
+class Messages:
+    """Messages over a net; the ``choice`` that a sweep forth leaves, and the ``slack`` of one back. Memory is
+    counted in limits."""
+
+    def __init__(self, problem: WideProblem, net: Net) -> None:
+        self.problem, self.net = problem, net
+        self.messages = np.zeros(int(problem.sizes[problem.ends].sum()))
+        self.choice = np.zeros(problem.num_nodes, dtype=np.int64)
+        self.slack = np.zeros(len(problem.cost))
+        self.node = np.repeat(np.arange(problem.num_nodes), problem.sizes)
+        self.room = max(problem.limit, 1.0)
+        self._usage = problem.usage / self.room
+
+    def pass_on(self, multipliers: Floats) -> tuple[float, float]:
+        """Sweep forth and back at these prices of memory over time; return the bound of either."""
+        prefix = np.concatenate([[0.0], np.cumsum(multipliers)])
+        price = (prefix[self.net.end] - prefix[self.net.begin])[self.node]
+        values = self.net.cost + price * self._usage
+        spent = float(multipliers @ ((self.problem.limit - self.problem.base) / self.room))
+        rows = (self.net, values, self.messages, self.choice, self.slack)
+        return sweep(*rows, True) - spent, sweep(*rows, False) - spent
+
+
+class Dual(Messages):
     """Messages and prices; ``advance`` makes them better, ``bound`` is the best bound so far."""
 
     def __init__(self, problem: WideProblem, net: Net) -> None:
-        self.problem = problem
-        self.net = net
-        self.messages = np.zeros(int(problem.sizes[problem.ends].sum()))
+        super().__init__(problem, net)
         self.allowed = problem.cost < np.inf
         self._ceiling = np.inf
         most = float(problem.cost[self.allowed].sum())
         most += len(problem.table) * problem.cells.max(initial=0.0, where=problem.cells < np.inf)
         self._lower_ceiling(most)  # finite costs add up to no more
-        self.choice = np.zeros(problem.num_nodes, dtype=np.int64)
         self.multipliers = np.zeros(len(problem.base))
         self.best_multipliers = self.multipliers
         self.bound = -np.inf
         self.target = np.inf
         self.num_sweeps = 0
         self.is_settled = False  # whether the steps have once become tiny
-        self._slack = np.zeros(len(problem.cost))
-        self._node = np.repeat(np.arange(problem.num_nodes), problem.sizes)
-        self._room = max(problem.limit, 1.0)  # memory is counted in limits
-        self._usage = problem.usage / self._room
         self._direction = np.zeros(len(problem.base))
         self._step = FIRST_STEP
         self._stale = self._run = 0
@@ -71,7 +87,7 @@ class Dual:
 
     def prices(self) -> Floats:
         """Return prefix sums over time of the price of a unit of usage, at the best bound."""
-        return np.concatenate([[0.0], np.cumsum(self.best_multipliers)]) / self._room
+        return np.concatenate([[0.0], np.cumsum(self.best_multipliers)]) / self.room
 
     def advance(self, upper: float) -> None:
         """Sweep forth and back once and move the prices. ``upper`` is a known cost, or infinite."""
@@ -107,9 +123,9 @@ class Dual:
     def order(self) -> tuple[Ints, Ints]:
         """Return the strategies of every node by what taking one raises the bound at least, and where
         each of those stands among all of all nodes."""
-        order = np.lexsort((self._slack, self._node))
+        order = np.lexsort((self.slack, self.node))
         rank = np.empty(len(order), dtype=np.int64)
-        rank[np.argsort(self._slack[order], kind="stable")] = np.arange(len(order))
+        rank[np.argsort(self.slack[order], kind="stable")] = np.arange(len(order))
         return order, rank
 
     def propose(self, num_sweeps: int) -> Iterator[Ints]:
@@ -120,16 +136,10 @@ class Dual:
 
     def _sweep(self, multipliers: Floats, upper: float) -> float:
         """Return the bound after a sweep forth and back; forbid what costs ``upper`` or more."""
-        net = self.net
-        prefix = np.concatenate([[0.0], np.cumsum(multipliers)])
-        values = net.cost + (prefix[net.end] - prefix[net.begin])[self._node] * self._usage
-        room = (self.problem.limit - self.problem.base) / self._room
-        spent = float(multipliers @ room)
-        before = sweep(net, values, self.messages, self.choice, self._slack, True) - spent
-        bound = sweep(net, values, self.messages, self.choice, self._slack, False) - spent
+        before, bound = self.pass_on(multipliers)
         if before > upper - FIX_WITHIN * abs(upper):
             # Costs are whole, so a better solution costs at most upper - 1.
-            self.allowed &= before + self._slack <= upper - 1 + tolerance(upper)
+            self.allowed &= before + self.slack <= upper - 1 + tolerance(upper)
             self.net.cost[~self.allowed] = self._ceiling
         return bound
 
@@ -150,7 +160,7 @@ class Dual:
     def _move_prices(self, bound: float) -> None:
         """Polyak's step along the smoothed violation, prices staying at least 0."""
         used = profile(self.problem, self.problem.usage[self.problem.first[:-1] + self.choice])
-        excess = (used - self.problem.limit) / self._room
+        excess = (used - self.problem.limit) / self.room
         self._direction = MOMENTUM * self._direction + (1 - MOMENTUM) * excess
         moving = (self.multipliers > 0) | (self._direction > 0)
         direction = np.where(moving, self._direction, 0.0)
@@ -193,21 +203,7 @@ def sweep(
             if not forward:
                 slack[net.first[node] + s] = total[s] - low
             total[s] = (total[s] - low) * share
-        side = 0 if forward else 1  # of the edges that lead on
-        for link in range(net.start[node], net.start[node + 1]):
-            edge = net.around[link]
-            if net.ends[edge, side] != node:
-                continue
-            if forward:
-                _tell_later(net, messages, edge, size, total, told)
-            else:
-                _tell_earlier(net, messages, edge, size, total, local, told)
-            other, target = net.ends[edge, 1 - side], net.into[edge, 1 - side]
-            width = net.first[other + 1] - net.first[other]
-            low = told[:width].min()
-            bound += low
-            for t in range(width):
-                messages[target + t] = told[t] - low
+        bound = _tell(net, messages, node, forward, (total, local, told), bound)
     return bound
 
 
@@ -243,6 +239,32 @@ def _gather(
                 total[s] += messages[told + s]
                 local[s] += net.cells[row + s]
     return 1.0 / max(1, before, after)
+
+
+@inner
+def _tell(
+    net: Net, messages: Floats, node: int, forward: bool, rows: tuple[Floats, Floats, Floats],
+    bound: float,
+) -> float:  # fmt: skip
+    """Send messages along the edges of a node that lead on; return the bound, which they raise."""
+    total, local, told = rows
+    size = net.first[node + 1] - net.first[node]
+    side = 0 if forward else 1
+    for link in range(net.start[node], net.start[node + 1]):
+        edge = net.around[link]
+        if net.ends[edge, side] != node:
+            continue
+        if forward:
+            _tell_later(net, messages, edge, size, total, told)
+        else:
+            _tell_earlier(net, messages, edge, size, total, local, told)
+        other, target = net.ends[edge, 1 - side], net.into[edge, 1 - side]
+        width = net.first[other + 1] - net.first[other]
+        low = told[:width].min()
+        bound += low
+        for t in range(width):
+            messages[target + t] = told[t] - low
+    return bound
 
 
 @inner

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import Descent, fits
-from shardwright.planner.solve.wide.dual import sweep
+from shardwright.planner.solve.wide.dual import Messages
 from shardwright.planner.solve.wide.net import Net, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
@@ -49,7 +49,7 @@ class Feasibility:
             self._offer(np.zeros(0, np.int64))
             self.is_impossible = not self.is_found
             return
-        self._prices = Prices(self.inner, seed)
+        self._prices = TimePrices(self.inner, seed)
         self._descent: Descent | None = None
 
     def round(self) -> None:
@@ -58,7 +58,7 @@ class Feasibility:
         self._num_rounds += 1
         for _ in range(10):
             prices.advance()
-            self._offer(prices.choice)
+            self._offer(prices.best)
             if self.is_found:
                 return
             if prices.bound > 0:
@@ -78,7 +78,7 @@ class Feasibility:
         typical = float(np.mean((most - least) * np.maximum(problem.end - problem.begin, 1)))
         room = room_of(MOST_NODES + 2, 4_000_000, int(problem.sizes.max(initial=1)))
         return Descent(
-            problem, own_tables(problem), room, self._prices.choice, self.seed + self._num_rounds,
+            problem, own_tables(problem), room, self._prices.best, self.seed + self._num_rounds,
             penalties=(1.0 / max(typical, 1.0), 1.0),
         )  # fmt: skip
 
@@ -90,43 +90,29 @@ class Feasibility:
             self.choice, self.is_found = full.copy(), True
 
 
-class Prices:
-    """Prices of time points that add up to 1, and messages under them."""
+class TimePrices(Messages):
+    """Prices of time points that add up to 1, messages under them, and the ``best`` choice on the way."""
 
     def __init__(self, problem: WideProblem, seed: int) -> None:
-        self.problem = problem
-        self._net = net_of(problem)
-        for values in (self._net.cost, self._net.cells):
+        super().__init__(problem, net_of(problem))
+        for values in (self.net.cost, self.net.cells):
             np.minimum(values, CEILING, out=values)
         noise = np.random.default_rng(seed).random(len(problem.cost))
-        self._net.cost[:] += noise * (NOISE / max(1, problem.num_nodes))
-        self._messages = np.zeros(int(problem.sizes[problem.ends].sum()))
-        self._slack = np.zeros(len(problem.cost))
-        self._node = np.repeat(np.arange(problem.num_nodes), problem.sizes)
-        self._room = max(problem.limit, 1.0)
-        self._usage = problem.usage / self._room
+        self.net.cost[:] += noise * (NOISE / max(1, problem.num_nodes))
         self._logs = np.zeros(len(problem.base))
         self.weights = np.full(len(problem.base), 1.0 / len(problem.base))
-        self._sum = np.zeros(len(problem.base))
-        self.now = np.zeros(problem.num_nodes, np.int64)
-        self.choice, self.least = self.now, (math.inf, math.inf)
+        self.best, self.least = self.choice, (math.inf, math.inf)
         self.bound = -math.inf
         self._count = 0
 
     def advance(self) -> None:
         """Sweep forth and back, and make dearer what is over the limit."""
         problem = self.problem
-        prefix = np.concatenate([[0.0], np.cumsum(self.weights)])
-        price = (prefix[problem.end] - prefix[problem.begin])[self._node]
-        values = self._net.cost + price * self._usage
-        spent = float(self.weights @ ((problem.limit - problem.base) / self._room))
-        for is_forward in (True, False):
-            found = sweep(self._net, values, self._messages, self.now, self._slack, is_forward)
-            self.bound = max(self.bound, found - spent - NOISE)
-        over = (problem.profile(self.now) - problem.limit) / self._room
-        merit = float(num_broken(problem, self.now)), float(np.maximum(over, 0.0).sum())
+        self.bound = max(self.bound, *[found - NOISE for found in self.pass_on(self.weights)])
+        over = (problem.profile(self.choice) - problem.limit) / self.room
+        merit = float(num_broken(problem, self.choice)), float(np.maximum(over, 0.0).sum())
         if merit < self.least:
-            self.least, self.choice = merit, self.now.copy()
+            self.least, self.best = merit, self.choice.copy()
         self._count += 1
         speed = max(SPEED[0] / self._count**0.5, SPEED[1])
         self._logs += speed * np.maximum(over, -1.0)

@@ -125,20 +125,13 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, part: int, 
     most_edges, most_passed = MOST_EDGES * len(room.node), MOST_EDGES * size
     while count < size and num_edges < most_edges and num_passed < most_passed:
         if taken == waiting or count >= stop:
-            fellow = _fellow(net, search, time, number)
-            if fellow < 0:
+            if not _jump(net, search, time, taken, waiting):
                 break
-            for place in range(taken, waiting):
-                search.stamp[search.frontier[place]] = 0
             taken, waiting, stop = 0, 1, count + part
-            search.frontier[0] = fellow
-            search.stamp[fellow] = number
-        if not in_order:
-            place = taken + draw(search.random, waiting - taken)
-            other = search.frontier[place]
-            search.frontier[place] = search.frontier[taken]
-            search.frontier[taken] = other
-        node = search.frontier[taken]
+        place = taken if in_order else taken + draw(search.random, waiting - taken)
+        node = search.frontier[place]
+        search.frontier[place] = search.frontier[taken]
+        search.frontier[taken] = node
         taken += 1
         inside = _num_inside(net, search, room, node)
         if inside > MOST_AROUND:
@@ -154,6 +147,19 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, part: int, 
             num_passed += 1
         waiting = _look_around(net, search, room, node, waiting)
     return count
+
+
+@inner
+def _jump(net: Net, search: Search, time: int, taken: int, waiting: int) -> bool:
+    """Go on at a node that lives at a time, if there is one; what waits is forgotten."""
+    fellow = _fellow(net, search, time, search.number[0])
+    if fellow < 0:
+        return False
+    for place in range(taken, waiting):
+        search.stamp[search.frontier[place]] = 0
+    search.frontier[0] = fellow
+    search.stamp[fellow] = search.number[0]
+    return True
 
 
 @inner

@@ -8,6 +8,7 @@ that kernels can walk it; equal tables are stored once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +39,25 @@ class WideProblem:
     cells: Floats
     limit: float
     base: Floats
+
+    @classmethod
+    def free(cls, costs: Sequence[Floats], edges: Sequence[tuple[int, int, Floats]]) -> WideProblem:
+        """Return the problem of nodes' and edges' costs in which nothing uses memory."""
+        first = np.cumsum([0, *map(len, costs)]).astype(np.int64)
+        nothing = np.zeros(len(costs), np.int64)
+        cells = [table.ravel() for _, _, table in edges]
+        return cls(
+            first=first,
+            cost=np.concatenate(costs),
+            usage=np.zeros(int(first[-1])),
+            begin=nothing,
+            end=nothing,
+            ends=np.array([edge[:2] for edge in edges], np.int64).reshape(-1, 2),
+            table=np.cumsum([0, *map(len, cells)])[:-1].astype(np.int64),
+            cells=np.concatenate([np.zeros(0), *cells]),
+            limit=1.0,
+            base=np.zeros(1),
+        )
 
     @property
     def num_nodes(self) -> int:

@@ -161,6 +161,15 @@ def _is_near(room: Room, one: int, two: int) -> bool:
 
 
 @inner
+def _join(room: Room, one: int, two: int) -> None:
+    """Make two variables neighbours."""
+    room.near[one, room.degree[one]] = two
+    room.near[two, room.degree[two]] = one
+    room.degree[one] += 1
+    room.degree[two] += 1
+
+
+@inner
 def _part(room: Room, one: int, two: int) -> None:
     """Make ``two`` no neighbour of ``one`` any more."""
     for place in range(room.degree[one]):
@@ -196,10 +205,7 @@ def _enter(net: Net, room: Room, count: int, local: Ints) -> None:
             room.stride[factor, 1] = 1
             _enlist(room, v, factor)
             _enlist(room, w, factor)
-            room.near[v, room.degree[v]] = w
-            room.near[w, room.degree[w]] = v
-            room.degree[v] += 1
-            room.degree[w] += 1
+            _join(room, v, w)
     for v in range(count):
         _weigh(net, room, v)
 
@@ -302,6 +308,13 @@ def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
         base = net.first[room.node[w]]
         for s in range(total):
             values[base + s] += room.cells[begin + s]
+    _take_out(net, room, v, factor)
+
+
+@inner
+def _take_out(net: Net, room: Room, v: int, factor: int) -> None:
+    """Make the neighbours of a variable each other's, with a factor in common where they are several."""
+    degree = room.degree[v]
     for place in range(degree):
         _part(room, room.near[v, place], v)
     for place in range(degree):
@@ -309,12 +322,8 @@ def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
         if degree > 1:
             _enlist(room, w, factor)
         for further in range(place + 1, degree):
-            x = room.near[v, further]
-            if not _is_near(room, w, x):
-                room.near[w, room.degree[w]] = x
-                room.near[x, room.degree[x]] = w
-                room.degree[w] += 1
-                room.degree[x] += 1
+            if not _is_near(room, w, room.near[v, further]):
+                _join(room, w, room.near[v, further])
     for place in range(degree):
         _weigh(net, room, room.near[v, place])
 
@@ -359,12 +368,19 @@ def solve_region(
 
 
 @inner
-def _obstacle(room: Room, v: int, weight: float, most_cells: int) -> int:
-    """Return which variable has to keep its choice because ``v`` cannot be eliminated, or -1."""
+def _most_crowded(room: Room, v: int) -> int:
+    """Return which of a variable and its neighbours has the most neighbours."""
     crowded = v
     for place in range(room.degree[v]):
         if room.degree[room.near[v, place]] > room.degree[crowded]:
             crowded = room.near[v, place]
+    return crowded
+
+
+@inner
+def _obstacle(room: Room, v: int, weight: float, most_cells: int) -> int:
+    """Return which variable has to keep its choice because ``v`` cannot be eliminated, or -1."""
+    crowded = _most_crowded(room, v)
     if weight > most_cells or room.degree[v] > MOST_SCOPE - 1:
         return crowded
     num_factors = 0

@@ -30,8 +30,7 @@ SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
 IDLE, STALL = (8, 2_500), 1e-4  # rounds, and nodes for each further one, that gain a smaller share
 LOOSENED = 16  # times in a row that memory is let over the limit again, before a search ends
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
-PROOF_SHARE, PROOF_TURN = 0.85, 0.06  # of the budget: when proofs end, and for one of them
-PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
+PROOF_TURN = 0.06  # of the budget goes to a proof
 MOST_NODES = 4_000
 
 
@@ -162,12 +161,12 @@ class _Run:
                 continue
             self.descend(self._proposal((bounded + searched) / 2), searched)
             if self.cost < BIG:
-                self.prove(min(PROOF_SHARE, searched + PROOF_TURN))
+                self.prove(searched + PROOF_TURN)
             else:  # without anything legal all else is worth nothing
                 self.make_legal(1.0)
         self.make_legal(1.0)
         if self.cost < BIG:
-            self.descend(self.best, 1.0, polishing=True)
+            self.descend(self.best, 1.0, "polishing")
 
     def raise_bound(self, share: float) -> None:
         """Bound until the share of the budget is used up or steps have become tiny."""
@@ -210,13 +209,13 @@ class _Run:
         dual = self.dual
         dual.advance(self.cost)
         count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
-        cells = int(count[self.problem.ends].prod(axis=1).sum())
-        is_wide_open = self.cost - dual.bound > PROOF_GAP * self.cost
-        if cells > (FEW_CELLS if is_wide_open else PROOF_CELLS):
+        if int(count[self.problem.ends].prod(axis=1).sum()) > PROOF_CELLS:
             return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
-        if not rest.problem.num_nodes:
+        if not rest.problem.num_nodes:  # what is left open is settled
+            self.offer(rest.expand(np.zeros(0, np.int64)))
+            dual.bound = max(dual.bound, self.cost)
             return
         cost = self.cost - rest.constant
         below = Dual(rest.problem, net_of(rest.problem))
@@ -230,35 +229,33 @@ class _Run:
                 self.best, self.cost = choice, capped_cost(self.problem, choice)
             dual.bound = max(dual.bound, branching.bound + rest.constant)
 
-    def descend(self, choice: Ints, share: float, polishing: bool = False) -> None:
-        """Search from a choice until the share of the budget is used up or little is gained."""
+    def descend(self, choice: Ints, share: float, stage: str = "searching") -> None:
+        """Search from a choice until the share of the budget is used up or, but for ``polishing``, little is
+        gained."""
         self._sort()
-        descent = self._descent(choice)
-        patience = IDLE[0] + self.problem.num_nodes // IDLE[1]
-        num = idle = loosened = 0
-        mark = least = math.inf
-        while not self.is_over(share, "polishing" if polishing else "searching"):
+        descent, pace = self._descent(choice), _Pace(self.problem.num_nodes)
+        num, polishing = 0, stage == "polishing"
+        while not self.is_over(share, stage):
             priced = num // 60 % 2 == 0 and not polishing
             most_nodes = MOST_NODES if polishing and num % 4 == 0 else REGION_NODES
             descent.round(1.0 if priced else 0.0, most_nodes)
             num += 1
-            idle += 1
-            if descent.fits and descent.cost < min(mark * (1 - STALL), BIG):
-                mark, idle = descent.cost, 0
-            if descent.fits and descent.cost < min(least, BIG):
-                least = descent.cost
-                if least < self.cost:
-                    first = self.problem.first[:-1]
-                    self.best = self._order[first + descent.choice] - first
-                    self.cost, loosened = least, 0
-            if idle >= patience and descent.fits:
-                if loosened < LOOSENED:
+            pace.note(descent)
+            self._keep(descent, pace)
+            if pace.is_lost and descent.fits:
+                if pace.loosens():
                     descent.loosen()
                 elif polishing:
                     descent = self._descent(self.best)
                 else:
                     break
-                loosened, idle, mark = (loosened + 1) % (LOOSENED + 1), 0, math.inf
+
+    def _keep(self, descent: Descent, pace: _Pace) -> None:
+        """Keep what a descent has come to, if it is the cheapest so far."""
+        if descent.fits and descent.cost < min(self.cost, BIG):
+            first = self.problem.first[:-1]
+            self.best = self._order[first + descent.choice] - first
+            self.cost, pace.loosened = descent.cost, 0
 
     def _sort(self) -> None:
         """Put strategies in the order in which the bound asks for them."""
@@ -289,6 +286,32 @@ class _Run:
             is_within=within,
             is_impossible=self.is_impossible,
         )
+
+
+class _Pace:
+    """How a descent gets on: rounds in a row that gained little, and how often memory was loosened."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._patience = IDLE[0] + num_nodes // IDLE[1]
+        self._idle, self._mark = 0, math.inf
+        self.loosened = 0
+
+    def note(self, descent: Descent) -> None:
+        """Take note of a round."""
+        self._idle += 1
+        if descent.fits and descent.cost < min(self._mark * (1 - STALL), BIG):
+            self._mark, self._idle = descent.cost, 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing comes of it any more."""
+        return self._idle >= self._patience
+
+    def loosens(self) -> bool:
+        """Begin anew; tell whether memory may be over the limit once more, or that was so too often."""
+        self._idle, self._mark = 0, math.inf
+        self.loosened = (self.loosened + 1) % (LOOSENED + 1)
+        return self.loosened > 0
 
 
 def _whole(bound: float) -> float:

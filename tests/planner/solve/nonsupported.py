@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shardwright.planner.solve.buckets import Scope, elimination_order
 from shardwright.planner.solve.factors import Factor, FactorGraph, Table, merge_scopes
-from shardwright.planner.solve.frontier import Point, non_dominated, slope
+from shardwright.planner.solve.frontier import Point, falling, slope
 from shardwright.planner.solve.network import undominated
 from shardwright.planner.solve.tables import eliminate
 
@@ -118,11 +118,11 @@ class NonSupported:
         for step, (parent, choice) in zip(reversed(self._steps), reversed(trail), strict=True):
             full[:, step.variable] = self._allowed[step.variable][choice[place]]
             place = parent[place]
-        return non_dominated(
-            [
+        return falling(
+            sorted(
                 Point(seconds=float(a), bytes=float(b), assignment=tuple(map(int, picks)))
                 for (a, b), picks in zip(rows.costs, full, strict=True)
-            ]
+            )
         )
 
 
