@@ -129,7 +129,7 @@ def test_unequal_hosts_and_devices_are_described():
         "mine",
         "H100-SXM5-80GB",
     ]
-    assert cluster.path_to_root(0) == (2, 1, 0)
+    assert cluster.path_to_root(cluster.devices[0].host) == (2, 1, 0)
     assert cluster.switches[2].dollars_per_second * 3600 == pytest.approx(3.2)
 
 

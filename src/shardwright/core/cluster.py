@@ -117,6 +117,9 @@ class Cluster:
             )
         if not all(0 <= rate < math.inf for rate in self.input_rates):
             raise ValueError("rates of input are finite and 0 or more")
+        self._check_tree()
+
+    def _check_tree(self) -> None:
         roots = [switch for switch in self.switches if switch.parent < 0]
         if len(roots) != 1:
             raise ValueError(f"a cluster is one tree, but {len(roots)} switches have no parent")
@@ -183,14 +186,14 @@ class Cluster:
         """Return what a device is."""
         return self.kinds[self.devices[device].kind]
 
-    def path_to_root(self, device: int) -> tuple[int, ...]:
-        """Return the switches above a device, host first."""
-        path = [self.devices[device].host]
+    def path_to_root(self, host: int) -> tuple[int, ...]:
+        """Return a host and the switches above it."""
+        path = [host]
         while self.switches[path[-1]].parent >= 0:
             path.append(self.switches[path[-1]].parent)
         return tuple(path)
 
     def dollars_per_second(self, devices: tuple[int, ...]) -> float:
-        """Return what renting the hosts of these devices costs."""
+        """Return what renting the hosts of these devices costs: whole hosts, used devices or not."""
         hosts = {self.devices[device].host for device in devices}
         return sum(self.switches[host].dollars_per_second for host in hosts)

@@ -73,16 +73,14 @@ def encode(value: object) -> Any:
     if isinstance(value, np.ndarray):
         return _encode_array(cast("NDArray[Any]", value))
     if isinstance(value, tuple | list):
-        return [encode(item) for item in cast("Sequence[object]", value)]
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return list(map(encode, cast("Sequence[object]", value)))
+    if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
         return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"JSON has no number for {value}")
+    if isinstance(value, float) and math.isfinite(value):
         return float(value)
-    raise ValueError(f"no JSON form for {type(value).__name__}")
+    raise ValueError(f"JSON has no form for {value!r:.40} ({type(value).__name__})")
 
 
 def decode(kind: type[T], value: object, where: str = "") -> T:
@@ -174,7 +172,7 @@ def _decode_array(kind: Any, value: object, where: str) -> NDArray[Any]:
     shape = _decode(tuple[int, ...], table["shape"], f"{where}.shape")
     values = table["values"]
     dtype = np.dtype(typing.get_args(typing.get_args(kind)[1])[0])
-    if not isinstance(values, list) or any(size < 0 for size in shape):
+    if not isinstance(values, list) or min(shape, default=0) < 0:
         raise ValueError(f"{where}: expected a shape and a list of values")
     items = cast("list[object]", values)
     if math.prod(shape) != len(items):
@@ -206,12 +204,9 @@ def _decode(kind: Any, value: object, where: str) -> Any:
     if origin is tuple:
         return _decode_tuple(typing.get_args(kind), value, where)
     if origin is Literal:
-        if isinstance(value, str) and value in typing.get_args(kind):
-            return value
-        raise ValueError(f"{where}: expected one of {typing.get_args(kind)}, found {_name(value)}")
+        return _decode_literal(typing.get_args(kind), value, where)
     if origin in (typing.Union, types.UnionType):
-        inner = next(part for part in typing.get_args(kind) if part is not type(None))
-        return None if value is None else _decode(inner, value, where)
+        return None if value is None else _decode(typing.get_args(kind)[0], value, where)
     if origin is np.ndarray:
         return _decode_array(kind, value, where)
     if kind is float:
@@ -221,6 +216,12 @@ def _decode(kind: Any, value: object, where: str) -> Any:
     if isinstance(value, kind):
         return value
     raise ValueError(f"{where}: expected {kind.__name__}, found {_name(value)}")
+
+
+def _decode_literal(words: tuple[Any, ...], value: object, where: str) -> str:
+    if isinstance(value, str) and value in words:
+        return value
+    raise ValueError(f"{where}: expected one of {words}, found {_name(value)}")
 
 
 def _decode_tuple(parts: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
@@ -236,7 +237,6 @@ def _decode_tuple(parts: tuple[Any, ...], value: object, where: str) -> tuple[An
 
 
 def _decode_noun(noun: type, value: object, where: str) -> Any:
-    hints = _hints(noun)
     fields = {
         WRITTEN_AS.get((noun.__name__, field.name), field.name): field
         for field in dataclasses.fields(noun)
@@ -245,21 +245,22 @@ def _decode_noun(noun: type, value: object, where: str) -> Any:
     passed_over = {key for name, key in MEANINGLESS if name == noun.__name__}
     table = _mapping(value, where, fields.keys() | passed_over, optional | passed_over)
     made: dict[str, Any] = {}
-    for key, item in table.items():
-        if key in passed_over:
-            continue
-        place, name = f"{where}.{key}", fields[key].name
-        if (noun.__name__, name) in RUNS:
-            made[name] = _unfold(typing.get_args(hints[name])[0], item, place)
-        elif (noun, name) in CONSTANTS:
-            pairs = _decode(tuple[tuple[str, object], ...], item, place)
-            made[name] = tuple((key, _decode_constant(v, f"{place}.{key}")) for key, v in pairs)
-        else:
-            made[name] = _decode(hints[name], item, place)
+    for key in [key for key in table if key not in passed_over]:
+        made[fields[key].name] = _decode_field(noun, fields[key].name, table[key], f"{where}.{key}")
     try:
         return noun(**made)
     except (ValueError, IndexError, OverflowError) as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _decode_field(noun: type, name: str, item: object, place: str) -> Any:
+    kind = _hints(noun)[name]
+    if (noun.__name__, name) in RUNS:
+        return _unfold(typing.get_args(kind)[0], item, place)
+    if (noun, name) in CONSTANTS:
+        pairs = _decode(tuple[tuple[str, object], ...], item, place)
+        return tuple((key, _decode_constant(v, f"{place}.{key}")) for key, v in pairs)
+    return _decode(kind, item, place)
 
 
 def _mapping(

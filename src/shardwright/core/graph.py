@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -141,6 +142,15 @@ class OperatorGraph:
     outputs: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_order()
+        if not all(0 <= i < len(self.tensors) for i in (self.loss, *dict(self.outputs).values())):
+            raise ValueError("the loss or an output is not a tensor of the graph")
+        edges = [edge for block in self.blocks for edge in (block.start, block.stop)]
+        covered = not edges or (edges[0] == 0 and edges[-1] == len(self.operators))
+        if not covered or edges[1:-1:2] != edges[2::2]:
+            raise ValueError("blocks must cover the operators contiguously and in order")
+
+    def _check_order(self) -> None:
         seen = {index for index, tensor in enumerate(self.tensors) if tensor.producer < 0}
         for index, operator in enumerate(self.operators):
             if not seen.issuperset(operator.inputs):
@@ -150,12 +160,6 @@ class OperatorGraph:
             if any(self.tensors[out].producer != index for out in operator.outputs):
                 raise ValueError(f"an output of {operator.name!r} does not name it as producer")
             seen.update(operator.outputs)
-        if not all(0 <= i < len(self.tensors) for i in (self.loss, *dict(self.outputs).values())):
-            raise ValueError("the loss or an output is not a tensor of the graph")
-        edges = [edge for block in self.blocks for edge in (block.start, block.stop)]
-        covered = not edges or (edges[0] == 0 and edges[-1] == len(self.operators))
-        if not covered or edges[1:-1:2] != edges[2::2]:
-            raise ValueError("blocks must cover the operators contiguously and in order")
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
@@ -170,6 +174,24 @@ class OperatorGraph:
         """Return the operators which read what an operator makes."""
         made = self.operators[index].outputs
         return {reader for tensor in made for reader in self.consumers[tensor]}
+
+    @cached_property
+    def block_of(self) -> tuple[int, ...]:
+        """For each operator, the number of its block; -1 where there are none."""
+        found = [-1] * len(self.operators)
+        for number, block in enumerate(self.blocks):
+            found[block.start : block.stop] = [number] * (block.stop - block.start)
+        return tuple(found)
+
+    def makers(self, index: int) -> list[int]:
+        """Return the operators which make what an operator reads."""
+        found = [self.tensors[tensor].producer for tensor in self.operators[index].inputs]
+        return [maker for maker in found if maker >= 0]
+
+    def operators_of(self, blocks: Iterable[int]) -> list[int]:
+        """Return the operators of some blocks, one block after another."""
+        spans = [self.blocks[number] for number in blocks]
+        return [index for one in spans for index in range(one.start, one.stop)]
 
     @cached_property
     def parameters(self) -> tuple[int, ...]:

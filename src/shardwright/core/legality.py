@@ -7,6 +7,7 @@ rules of operators is checked by ``planner.space.legal``, which begins with thes
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from shardwright.core.compression import MERGED, SPARSE
@@ -63,6 +64,18 @@ def _check_places(strategy: Strategy) -> None:
         )
     for number, mesh in enumerate(strategy.meshes):
         _check_mesh(number, mesh)
+    _check_operators(strategy)
+    lengths = {len(mesh.axes) for mesh in strategy.meshes}
+    for parameter in dict.fromkeys(strategy.parameters):
+        if not {len(parameter.rest), len(parameter.optimizer)} <= lengths:
+            raise InputError(
+                "a layout has one placement per mesh axis, but a parameter lies as "
+                f"{parameter.rest} and {parameter.optimizer} on meshes of {sorted(lengths)} axes; "
+                f"write {REPLICATE} for axes that hold copies"
+            )
+
+
+def _check_operators(strategy: Strategy) -> None:
     for config in dict.fromkeys(strategy.configs):
         if not 0 <= config.mesh < len(strategy.meshes):
             raise InputError(
@@ -74,14 +87,6 @@ def _check_places(strategy: Strategy) -> None:
             raise InputError(
                 f"an operator names one dim per axis of its mesh, but on {axes} {config.dims} does "
                 'not; write "" for axes that do not split it'
-            )
-    lengths = {len(mesh.axes) for mesh in strategy.meshes}
-    for parameter in dict.fromkeys(strategy.parameters):
-        if not {len(parameter.rest), len(parameter.optimizer)} <= lengths:
-            raise InputError(
-                "a layout has one placement per mesh axis, but a parameter lies as "
-                f"{parameter.rest} and {parameter.optimizer} on meshes of {sorted(lengths)} axes; "
-                f"write {REPLICATE} for axes that hold copies"
             )
 
 
@@ -183,16 +188,14 @@ def _check_density(compressor: str, density: float) -> None:
 def check_feedback(sync: GradientSync) -> None:
     """Check what goes with compressors."""
     found = set[str](sync.compressors)
-    for is_wrong, rule, value, remedy in _feedback_rules(sync.feedback, found):
-        if is_wrong:
-            raise InputError(
-                f"{rule}, but it is {value} and the compressors are {', '.join(sorted(found)) or 'none'}; "
-                f"{remedy}"
-            )
+    named = ", ".join(sorted(found)) or "none"
+    _refuse(
+        _feedback_rules(sync.feedback, found),
+        "{}, but it is {} and the compressors are " + named + "; {}",
+    )
 
 
-def _feedback_rules(said: Feedback, found: set[str]) -> tuple[tuple[object, str, object, str], ...]:
-    """Return whether each rule is broken, the rule, the value and the remedy."""
+def _feedback_rules(said: Feedback, found: set[str]) -> tuple[Rule, ...]:
     return (
         (said != Feedback() and not found,
          "feedback goes with a compressor", said.words, "give a compressor, or leave feedback out"),
@@ -216,7 +219,7 @@ def _feedback_rules(said: Feedback, found: set[str]) -> tuple[tuple[object, str,
 def _check_flushless(strategy: Strategy) -> None:
     """Check what a pipeline that is never flushed cannot do."""
     name, pipeline = strategy.pipeline.staleness, strategy.pipeline
-    for is_wrong, rule, found, remedy in (
+    _refuse((
         (len(strategy.devices) < sum(len(mesh.devices) for mesh in strategy.meshes),
          "has devices of its own for every stage",
          f"stages of {[len(m.devices) for m in strategy.meshes[:MOST_NAMED]]} on {len(strategy.devices)}",
@@ -239,12 +242,17 @@ def _check_flushless(strategy: Strategy) -> None:
          "updates a stage behind each of its backwards, by whole gradients",
          f"updates by {strategy.updates}, compressors {strategy.gradient_sync.compressors}, error feedback "
          f"{strategy.gradient_sync.error_feedback}", "leave these out"),
-    ):  # fmt: skip
+    ), f"an asynchronous pipeline ({name}) " + '{}, but the strategy has {}; {}, or set staleness to "none"')  # fmt: skip
+
+
+Rule = tuple[object, str, object, str]  # whether it is broken, the rule, the value, the remedy
+
+
+def _refuse(rules: Iterable[Rule], form: str) -> None:
+    """Refuse what breaks a rule, in words of a form."""
+    for is_wrong, *words in rules:
         if is_wrong:
-            raise InputError(
-                f"an asynchronous pipeline ({name}) {rule}, but the strategy has {found}; {remedy}, "
-                'or set staleness to "none"'
-            )
+            raise InputError(form.format(*words))
 
 
 def _may_update_often(strategy: Strategy) -> bool:
@@ -268,7 +276,7 @@ def _check_homes(strategy: Strategy) -> None:
             "a mesh of the list"
         )
     sync, schedule = strategy.gradient_sync, strategy.pipeline.schedule
-    for is_wrong, rule, found, remedy in (
+    _refuse((
         (not strategy.pipeline.is_flushed, "are updated once a step, between two steps",
          f"staleness is {strategy.pipeline.staleness}", 'set it to "none"'),
         (schedule not in ("1f1b", "gpipe"), "are pushed to in 1f1b or gpipe order",
@@ -280,12 +288,8 @@ def _check_homes(strategy: Strategy) -> None:
         (any(one.mesh >= 0 and one.keeps for one in strategy.parameters),
          "give parameters away once a step, and these are kept until backward", "keeps is true",
          "set it to false"),
-    ):  # fmt: skip
-        if is_wrong:
-            raise InputError(
-                f"parameter servers (parameters with a mesh of their own) {rule}, but {found}; {remedy}, or "
-                "let parameters lie on the mesh of their first use (mesh -1)"
-            )
+    ), "parameter servers (parameters with a mesh of their own) {}, but {}; {}, or let parameters lie on the mesh of "
+       "their first use (mesh -1)")  # fmt: skip
 
 
 def _check_mesh(number: int, mesh: Mesh) -> None:
@@ -313,19 +317,7 @@ def check_against(strategy: Strategy, graph: OperatorGraph) -> None:
                 "plan this model again"
             )
     _check_layouts(strategy, graph)
-    known = set(graph.parameters)
-    buckets = [index for bucket in strategy.gradient_sync.buckets for index in bucket]
-    apart = [index for index, _, _ in strategy.gradient_sync.apart if index not in known]
-    if apart:
-        raise InputError(
-            f"what is compressed apart are parameters, but {apart[:MOST_NAMED]} are none; take them out"
-        )
-    if not known.issuperset(buckets) or len(set(buckets)) != len(buckets):
-        wrong = sorted({one for one in buckets if one not in known or buckets.count(one) > 1})
-        raise InputError(
-            "the gradient buckets must name parameters, each once, but "
-            f"{wrong[:MOST_NAMED]} are not parameters or named twice; take them out"
-        )
+    _check_gradients(strategy.gradient_sync, set(graph.parameters))
     for name, chosen, count, what in (
         ("recompute", strategy.recompute, len(graph.blocks), "blocks"),
         ("recompute_operators", strategy.recompute_operators, len(graph.operators), "operators"),
@@ -337,6 +329,23 @@ def check_against(strategy: Strategy, graph: OperatorGraph) -> None:
             raise InputError(
                 f"{name} names {what} outside 0..{count - 1}: {outside[:MOST_NAMED]}; take them out"
             )
+
+
+def _check_gradients(sync: GradientSync, known: set[int]) -> None:
+    """Check that what is said of gradients names parameters."""
+    buckets = [index for bucket in sync.buckets for index in bucket]
+    apart = [index for index, _, _ in sync.apart if index not in known]
+    if apart:
+        raise InputError(
+            f"what is compressed apart are parameters, but {apart[:MOST_NAMED]} are none; take them out"
+        )
+    times = Counter(buckets)
+    wrong = sorted([one for one in times if one not in known or times[one] > 1])
+    if wrong:
+        raise InputError(
+            "the gradient buckets must name parameters, each once, but "
+            f"{wrong[:MOST_NAMED]} are not parameters or named twice; take them out"
+        )
 
 
 def _check_layouts(strategy: Strategy, graph: OperatorGraph) -> None:

@@ -17,9 +17,10 @@ import numpy as np
 from shardwright.core.layertrace import Exchange, Iteration, LayerTrace
 from shardwright.core.program import Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy
+from shardwright.layerwise.steady import steady_seconds
 from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.schedule.merge import MergeMethod
-from shardwright.planner.simulate import simulate, steady_seconds
+from shardwright.planner.simulate import simulate
 
 EXCHANGES: tuple[Exchange, ...] = (
     "naive", "wait-free", "merged", "mg-wfbp", "top-k", "gtop-k",

@@ -15,15 +15,15 @@ from shardwright.errors import InputError
 from shardwright.files.layertrace import read_layer_trace
 from shardwright.files.networks import Points, read_network, read_points
 from shardwright.files.planfile import write_atomically
-from shardwright.layerwise.ssgd import EXCHANGES, SPARSE, Network, predict, selection
-from shardwright.planner.cost import Rates, operator_cost
-from shardwright.planner.cost.allreduce import (
+from shardwright.layerwise.allreduce import (
     AUTO,
     Wire,
     all_reduce_seconds,
     gtop_k_seconds,
     top_k_seconds,
 )
+from shardwright.layerwise.ssgd import EXCHANGES, SPARSE, Network, predict, selection
+from shardwright.planner.cost import Rates, operator_cost
 from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.lower import lower
 from shardwright.verbs.evidence import document_of, evidence, picked

@@ -14,7 +14,7 @@ SELECT_RATE = 5e-10
 
 
 def _algorithms() -> tuple[str, ...]:
-    from shardwright.planner.cost.allreduce import ALL_REDUCE, AUTO
+    from shardwright.layerwise.allreduce import ALL_REDUCE, AUTO
 
     return (AUTO, *ALL_REDUCE)
 

@@ -7,7 +7,7 @@ import pytest
 from shardwright.core.costs import Record
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.cost import build_costs, dollars_per_step
+from shardwright.planner.cost import build_costs
 
 
 def record(key: str, seconds: float, when: str = "1", environment: str = "here") -> Record:
@@ -54,4 +54,4 @@ def test_whole_hosts_are_paid_for():
     cluster = parse_cluster("2x p5.48xlarge")
     mesh = Mesh(axes=("data",), sizes=(2,), devices=(0, 8))
     strategy = Strategy(meshes=(mesh,), configs=(), parameters=())
-    assert dollars_per_step(cluster, strategy, 3600.0) == pytest.approx(2 * 98.32)
+    assert cluster.dollars_per_second(strategy.devices) * 3600.0 == pytest.approx(2 * 98.32)

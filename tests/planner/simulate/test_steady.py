@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.program import INPUT_KINDS, Kind, Program
+from shardwright.layerwise.steady import steady_seconds
 from shardwright.planner.cost.feed import (
     Feeding,
     input_bytes,
@@ -21,8 +22,7 @@ from shardwright.planner.cost.feed import (
     least_input_seconds,
 )
 from shardwright.planner.lower import check, lower
-from shardwright.planner.lower.feed import fed
-from shardwright.planner.simulate import simulate, steady_seconds, with_input
+from shardwright.planner.simulate import simulate, with_input
 from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
@@ -30,6 +30,7 @@ from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import cut
 from tests import zoo
 from tests.planner.search.models import cluster
+from tests.planner.simulate.fed import fed
 
 pytestmark = pytest.mark.torch
 SEEDS = [

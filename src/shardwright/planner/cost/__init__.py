@@ -1,4 +1,4 @@
-"""What things cost: seconds of operators and messages, bytes of segments, dollars.
+"""What things cost: seconds of operators and messages, bytes of segments.
 
 Every duration says whether it was measured, published or modelled. This room prices what ``space``
 and ``lower`` describe; it chooses nothing.
@@ -6,13 +6,12 @@ and ``lower`` describe; it chooses nothing.
 
 from shardwright.planner.cost.collective import collective_seconds
 from shardwright.planner.cost.compute import Rates, operator_cost
-from shardwright.planner.cost.money import dollars_per_step
 from shardwright.planner.cost.price import Prices, price
 from shardwright.planner.cost.recomputation import with_copies_again
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.table import build_costs
 
 __all__ = [
-    "Prices", "Rates", "ShardPrices", "build_costs", "collective_seconds", "dollars_per_step", "operator_cost",
+    "Prices", "Rates", "ShardPrices", "build_costs", "collective_seconds", "operator_cost",
     "price", "with_copies_again",
 ]  # fmt: skip

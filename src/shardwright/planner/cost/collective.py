@@ -59,9 +59,21 @@ def collective_seconds(
         return Cost(seconds=0.0)
     if is_local:
         return _local_copy(num_bytes, cluster, devices[0])
+    return _on_wire(primitive, num_bytes, (devices, len(devices)), cluster, table, concurrent)
+
+
+def _on_wire(
+    primitive: str,
+    num_bytes: float,
+    group_of: tuple[tuple[int, ...], int],
+    cluster: Cluster,
+    table: CostTable,
+    concurrent: int,
+) -> Cost:
+    """Return what devices take that are measured as so many: measured, tabled or modelled."""
+    devices, count = group_of
     group = _group(cluster, devices, concurrent)
-    key = collective_key(primitive, group.hosts, len(devices), group.label)
-    points = table.collective_map.get(key)
+    points = table.collective_map.get(collective_key(primitive, group.hosts, count, group.label))
     if points:
         return table.fitted(primitive, interpolate(points, num_bytes * concurrent))
     seconds = _tabled(primitive, num_bytes, devices, cluster) if group.hosts == 1 else None
@@ -99,15 +111,7 @@ def halo_seconds(
     Costs what a transfer of ``num_bytes`` between two devices does, since neither direction nor
     neighbour waits for the other.
     """
-    hosts = len({cluster.devices[device].host for device in devices})
-    key = collective_key("transfer", hosts, 2, link_label(cluster, devices))
-    points = table.collective_map.get(key)
-    if points:
-        wire = interpolate(points, num_bytes * concurrent)
-    else:
-        seconds = _modelled("transfer", num_bytes, _group(cluster, devices, concurrent))
-        wire = Cost(seconds=seconds, spread=MODEL_SPREAD * seconds)
-    wire = table.fitted("transfer", wire)
+    wire = _on_wire("transfer", num_bytes, (devices, 2), cluster, table, concurrent)
     copy = _local_copy(copied, cluster, devices[0])
     source = wire.source if wire.seconds >= copy.seconds else copy.source
     return Cost(
@@ -231,7 +235,7 @@ def _uplinks(cluster: Cluster, hosts: tuple[int, ...]) -> tuple[float, float]:
 
     A switch's uplink is shared by the hosts under it that belong to the group.
     """
-    chains = [_chain(cluster, host) for host in hosts]
+    chains = [cluster.path_to_root(host) for host in hosts]
     common = set(chains[0]).intersection(*map(set, chains[1:]))
     users: dict[int, int] = {}
     latency = 0.0
@@ -245,13 +249,6 @@ def _uplinks(cluster: Cluster, hosts: tuple[int, ...]) -> tuple[float, float]:
         for switch, count in users.items()
     ]
     return 2 * latency, min(rates, default=math.inf)
-
-
-def _chain(cluster: Cluster, host: int) -> list[int]:
-    chain = [host]
-    while cluster.switches[chain[-1]].parent >= 0:
-        chain.append(cluster.switches[chain[-1]].parent)
-    return chain
 
 
 def _link_of(cluster: Cluster, switch: int) -> Link:

@@ -7,6 +7,7 @@ embeddings, activations). Inside a chain nothing is read or written; what enters
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -38,45 +39,45 @@ def passing(
     storage = storages(graph)
     views = [is_view(base_kind(operator.kind)) for operator in graph.operators]
     fuses = [base_kind(operator.kind) in FUSIBLE - apart for operator in graph.operators]
-    depth = _depths(graph, fuses, views)
+    chains = _Chains(graph, fuses, _depths(graph, fuses, views))
     readers = _readers(graph, storage, views)
-    seen: set[tuple[int, int]] = set()
-    found: list[Passing | None] = []
+    found: list[Passing | None] = [None] * len(graph.operators)
     for index, operator in enumerate(graph.operators):
-        if not fuses[index]:
-            found.append(None)
-            continue
-        reads: list[bool] = []
-        for tensor in operator.inputs:
-            root = storage[tensor]
-            maker = graph.tensors[root].producer
-            inside = maker >= 0 and fuses[maker] and depth[maker] == depth[index]
-            reads.append(not inside and (root, depth[index]) not in seen)
-            seen.add((root, depth[index]))
-        writes = tuple(
-            not readers.get(tensor)
-            or any(not fuses[r] or depth[r] != depth[index] for r in readers[tensor])
-            for tensor in operator.outputs
-        )
-        found.append(Passing(tuple(reads), writes))
+        if fuses[index]:
+            reads = [chains.reads(index, storage[tensor]) for tensor in operator.inputs]
+            writes = [chains.writes(index, readers.get(tensor, ())) for tensor in operator.outputs]
+            found[index] = Passing(tuple(reads), tuple(writes))
     return tuple(found)
+
+
+class _Chains:
+    """Operators of equal depth that fuse are one kernel, which reads each storage once."""
+
+    def __init__(self, graph: OperatorGraph, fuses: list[bool], depth: list[int]) -> None:
+        self.graph, self.fuses, self.depth = graph, fuses, depth
+        self.seen: set[tuple[int, int]] = set()
+
+    def reads(self, index: int, root: int) -> bool:
+        """Whether an operator is the first of its chain to read a storage from outside."""
+        maker, key = self.graph.tensors[root].producer, (root, self.depth[index])
+        is_new = key not in self.seen
+        self.seen.add(key)
+        return is_new and not (maker >= 0 and self._are_one(index, maker))
+
+    def writes(self, index: int, readers: Sequence[int]) -> bool:
+        """Whether what an operator makes is read outside its chain, or by nobody."""
+        return not readers or not all(self._are_one(index, reader) for reader in readers)
+
+    def _are_one(self, index: int, other: int) -> bool:
+        return self.fuses[other] and self.depth[other] == self.depth[index]
 
 
 def _depths(graph: OperatorGraph, fuses: list[bool], views: list[bool]) -> list[int]:
     """Return how many kernels that do not fuse lie before each operator on the longest way."""
     depth: list[int] = []
-    for operator in graph.operators:
-        makers = [graph.tensors[tensor].producer for tensor in operator.inputs]
-        depth.append(
-            max(
-                [
-                    depth[maker] + (0 if fuses[maker] or views[maker] else 1)
-                    for maker in makers
-                    if maker >= 0
-                ],
-                default=0,
-            )
-        )
+    for index in range(len(graph.operators)):
+        before = [depth[one] + (not (fuses[one] or views[one])) for one in graph.makers(index)]
+        depth.append(max(before, default=0))
     return depth
 
 

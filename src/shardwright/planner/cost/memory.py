@@ -108,8 +108,8 @@ class SegmentMemory:
             released[storages.released[root]] += storages.size[root]
         ends, work = (self.inputs, outputs), (released, later)
         inner = split_peak(self.graph, calls, self.values, ends, work)
-        inside = sum(storages.size[root] for root in stays)
-        inside += sum(storages.extra[place] for place in later)
+        inside = sum(map(storages.size.__getitem__, stays))
+        inside += sum(map(storages.extra.__getitem__, later))
         shared = [v for v in (*self.inputs, *outputs) if storages.root.get(v) in read - stays]
         gradients = [self.values[value].gradient for value in inner.outputs]
         return Deferred(
@@ -175,10 +175,10 @@ def viewed_inputs(
     source = {value: root for value, root in roots if values[root].role == "activation"}
     ordered = {value for value, root in source.items() if _is_ordered(graph, values[root])}
     for call in segment.calls:
-        operand = call.operands[0] if call.operands else -1
-        views, keeps = _how_viewed(graph, graph.operators[call.operator], operand in ordered)
-        if views and operand in source and call.scale == 1.0:
-            made = {value for value in call.results if value >= 0}
+        operand = call.operands[0] if call.operands and call.scale == 1.0 else -1
+        if operand in source:
+            views, keeps = _how_viewed(graph, graph.operators[call.operator], operand in ordered)
+            made = set(call.results if views else ()) - {-1}
             source |= dict.fromkeys(made, source[operand])
             ordered |= made if keeps else set()
     return {value: source[value] for value in segment.outputs if value in source}

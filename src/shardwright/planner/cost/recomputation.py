@@ -44,7 +44,7 @@ def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputa
     blocks = repeated_blocks(graph)
     if name == "blocks":
         return replace(strategy, recompute=blocks, recompute_operators=())
-    inside = {i for b in blocks for i in range(graph.blocks[b].start, graph.blocks[b].stop)}
+    inside = set(graph.operators_of(blocks))
     again = recomputed_operators(graph, name) & inside
     copies = copies_kept(graph, inside) if name == "selective" else ()
     return replace(
@@ -54,8 +54,7 @@ def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputa
 
 def with_copies_again(graph: OperatorGraph, strategy: Strategy) -> Strategy:
     """Return the strategy sending again, before backward, what repeated blocks keep in another layout."""
-    spans = [graph.blocks[block] for block in repeated_blocks(graph)]
-    inside = {index for span in spans for index in range(span.start, span.stop)}
+    inside = set(graph.operators_of(repeated_blocks(graph)))
     return replace(strategy, reshard_again=copies_kept(graph, inside))
 
 
@@ -134,14 +133,6 @@ def _is_seen_anew(graph: OperatorGraph, index: int) -> bool:
     return is_same and bool(operator.inputs)
 
 
-def block_of_operators(graph: OperatorGraph) -> list[int]:
-    """Return the block of every operator."""
-    block = [0] * len(graph.operators)
-    for number, span in enumerate(graph.blocks):
-        block[span.start : span.stop] = [number] * (span.stop - span.start)
-    return block
-
-
 def storages(graph: OperatorGraph) -> list[int]:
     """Return, per tensor, the tensor whose storage it shares (itself where it is new)."""
     storage = list(range(len(graph.tensors)))
@@ -154,7 +145,7 @@ def storages(graph: OperatorGraph) -> list[int]:
 
 def leaving(graph: OperatorGraph, storage: Sequence[int]) -> set[int]:
     """Return the storages that blocks hand on, so that they are kept whatever is recomputed."""
-    block = block_of_operators(graph)
+    block = graph.block_of
     return {
         storage[tensor]
         for tensor, spec in enumerate(graph.tensors)
@@ -232,7 +223,7 @@ def _with_makers(
 
 def _attention_cores(graph: OperatorGraph) -> frozenset[int]:
     """Flag fused attention that keeps scores, and what lies from their product to their use."""
-    block = block_of_operators(graph)
+    block = graph.block_of
     flagged: set[int] = set()
     for index, operator in enumerate(graph.operators):
         bare = base_kind(operator.kind)
@@ -247,17 +238,16 @@ def _attention_cores(graph: OperatorGraph) -> frozenset[int]:
 def _to_product(graph: OperatorGraph, index: int, block: Sequence[int]) -> set[int]:
     """Return what lies in a softmax's block from products of scores to it, none if there is no product."""
     core, products = {index}, 0
-    queue = [graph.tensors[tensor].producer for tensor in graph.operators[index].inputs]
+    queue = graph.makers(index)
     while queue:
         maker = queue.pop()
-        if maker < 0 or maker in core or block[maker] != block[index]:
+        if maker in core or block[maker] != block[index]:
             continue
-        found = graph.operators[maker]
-        is_product = base_kind(found.kind) in SCORES
+        is_product = base_kind(graph.operators[maker].kind) in SCORES
         if is_product or _passes(graph, maker):
             core.add(maker)
             products += is_product
-            queue += [] if is_product else [graph.tensors[t].producer for t in found.inputs]
+            queue += [] if is_product else graph.makers(maker)
     return core if products else set()
 
 

@@ -17,7 +17,7 @@ SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 BACKWARD_KERNELS = 1.5
 
 
-def total(costs: list[Cost]) -> Cost:
+def total(costs: Sequence[Cost]) -> Cost:
     """Add costs; half-widths add too, since one machine's errors are not independent."""
     seconds = dict.fromkeys(SOURCES, 0.0)
     for cost in costs:

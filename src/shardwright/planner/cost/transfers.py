@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import Message, Program
+from shardwright.core.program import Message, Program, Value, value_pieces
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds
 
@@ -95,23 +95,35 @@ def halo_bytes(program: Program, message: Message) -> int:
 
 
 def _moved(program: Program, item: int) -> dict[tuple[int, int], int]:
-    """Return the bytes that go from one device to another."""
-    message, meshes = program.messages[item], program.meshes
-    here, there = meshes[message.mesh], meshes[message.destination]
-    values = list(map(program.values.__getitem__, message.sources))
-    layouts = [program.values[result].layout for result in message.results]
+    message, values = program.messages[item], program.values
+    ends = [
+        (values[source], values[result])
+        for source, result in zip(message.sources, message.results, strict=True)
+    ]
+    return moved_bytes(ends, program.meshes[message.mesh], program.meshes[message.destination])
+
+
+def moved_bytes(
+    ends: Iterable[tuple[Value, Value]], here: Mesh, there: Mesh
+) -> dict[tuple[int, int], int]:
+    """Return the bytes that go from one device to another where values on one mesh become others on another; what
+    stays on its device is no traffic."""
     moved: dict[tuple[int, int], int] = {}
-    if here.sizes == there.sizes and layouts == [value.layout for value in values]:
-        # Every device sends its shard to the one at its place.
-        size = sum([value.bytes for value in values])
-        moved = dict.fromkeys(zip(here.devices, there.devices, strict=True), size)
-    else:
-        for value, pieces in zip(values, program.pieces(item), strict=True):
-            width = DTYPE_BYTES[value.dtype]
-            for piece in pieces:
-                pair = (piece.source, piece.destination)
-                moved[pair] = moved.get(pair, 0) + piece.num_elements * width
-    return {pair: size for pair, size in moved.items() if pair[0] != pair[1]}
+    for source, result in ends:
+        if here.sizes == there.sizes and source.layout == result.layout:
+            # Every device sends its shard to the one at its place.
+            places = zip(here.devices, there.devices, strict=True)
+            pieces = dict.fromkeys(places, source.bytes).items()
+        else:
+            width = DTYPE_BYTES[source.dtype]
+            pieces = [
+                ((piece.source, piece.destination), piece.num_elements * width)
+                for piece in value_pieces(source, here, result, there)
+            ]
+        for pair, size in pieces:
+            if pair[0] != pair[1]:
+                moved[pair] = moved.get(pair, 0) + size
+    return moved
 
 
 def _alike(ports: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.cost.compute import memory_seconds
+from shardwright.planner.cost.totals import total
 
 Price = Callable[[Transform, Sequence[Value], DeviceKind, CostTable], Cost]
 
@@ -112,7 +113,7 @@ def _pack(
     # A velocity is read, written and masked; a norm reads a gradient, and bounding it writes one.
     passes = 6 * (transform.number("momentum", 0) > 0) + 3 * (transform.number("bound", 0) > 0)
     more = sum(math.prod(one.shape) * _wide_bytes(one) for one in packed)
-    return _total([*costs, Cost(seconds=memory_seconds(passes * more, kind))])
+    return total([*costs, Cost(seconds=memory_seconds(passes * more, kind))])
 
 
 def _wide_bytes(gradient: Value) -> int:
@@ -133,7 +134,7 @@ def _merge(
         pack_cost(transform.name, one.shape[0] // (width + INDEX_BYTES), width, kind, table)
         for one in packs[: transform.count("gradients", len(packs) // 2)]
     ]
-    return _total(costs)
+    return total(costs)
 
 
 def _factor(
@@ -153,7 +154,7 @@ def _factor(
         cost = pack_cost(transform.name, elements, width, kind, table)
         ranked = pack_cost("rank", elements * form[1], width, kind, table)
         costs += [cost, ranked]
-    return _total(costs)
+    return total(costs)
 
 
 def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable) -> Cost:
@@ -162,15 +163,7 @@ def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind, table:
         pack_cost(transform.name, math.prod(values[result].shape), width, kind, table)
         for result in transform.writes
     ]
-    return _total(costs * ranks)
-
-
-def _total(costs: Sequence[Cost]) -> Cost:
-    return Cost(
-        seconds=sum(cost.seconds for cost in costs),
-        spread=sum(cost.spread for cost in costs),
-        source=costs[0].source,
-    )
+    return total(costs * ranks)
 
 
 def _version(transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable) -> Cost:

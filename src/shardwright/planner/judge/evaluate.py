@@ -15,7 +15,7 @@ from shardwright.core.plan import Objective
 from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost import collective_seconds, dollars_per_step
+from shardwright.planner.cost import collective_seconds
 from shardwright.planner.cost.burden import is_measured, message_burden
 from shardwright.planner.cost.feed import Feeding, input_costs
 from shardwright.planner.cost.groups import peer_groups
@@ -213,7 +213,8 @@ def evaluate_program(
     objective = Objective(
         step_seconds=timeline.step_seconds,
         peak_bytes=max(peaks),
-        dollars=dollars_per_step(context.cluster, program.strategy, timeline.step_seconds),
+        dollars=context.cluster.dollars_per_second(program.strategy.devices)
+        * timeline.step_seconds,
         staleness=program.strategy.staleness,
         lost=lost_share(program, context.graph),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import Block, OperatorGraph
 from shardwright.planner.cost.derivatives import base_kind
 from shardwright.planner.space.samples import Samples, State
 
@@ -37,35 +38,37 @@ class Alike:
     sampleless: tuple[int, ...]
 
 
-def surroundings(graph: OperatorGraph, ranges: Sequence[tuple[int, int]]) -> list[Surroundings]:
-    range_of = {i: n for n, (start, stop) in enumerate(ranges) for i in range(start, stop)}
+def surroundings(graph: OperatorGraph) -> list[Surroundings]:
+    """Return what every block has to do with the others."""
     reported = {graph.loss, *(tensor for _, tensor in graph.outputs)}
-    result: list[Surroundings] = []
-    for number, (start, stop) in enumerate(ranges):
-        operators = graph.operators[start:stop]
-        read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs)
-        made = dict.fromkeys(tensor for operator in operators for tensor in operator.outputs)
-        parameters = tuple(t for t in read if graph.tensors[t].role == "parameter")
-        alone = {
-            tensor
-            for tensor in (*read, *made)
-            if all(range_of[reader] == number for reader in graph.consumers[tensor])
-        }
-        inner = {t for t in alone if t in made or graph.tensors[t].role != "activation"}
-        others = [t for t in (*read, *made) if t not in parameters]
-        finds = tuple([t for t in others if t not in inner and t not in made])
-        result.append(
-            Surroundings(
-                start=start,
-                stop=stop,
-                parameters=parameters,
-                shared=tuple(t for t in parameters if t not in alone),
-                finds=finds,
-                producers=tuple([p for t in finds if (p := graph.tensors[t].producer) >= 0]),
-                leaves=tuple(t for t in dict.fromkeys(others) if t not in inner or t in reported),
-            )
-        )
-    return result
+    return [_around(graph, block, reported) for block in graph.blocks]
+
+
+def _around(graph: OperatorGraph, block: Block, reported: set[int]) -> Surroundings:
+    operators = graph.operators[block.start : block.stop]
+    read = dict.fromkeys(chain.from_iterable([one.inputs for one in operators]))
+    made = dict.fromkeys(chain.from_iterable([one.outputs for one in operators]))
+    parameters = tuple([t for t in read if graph.tensors[t].role == "parameter"])
+    alone = {t for t in (*read, *made) if _is_read_within(graph, t, block)}
+    others = [t for t in dict.fromkeys((*read, *made)) if t not in parameters]
+    inner = {t for t in alone if t in made or graph.tensors[t].role != "activation"}
+    finds = tuple([t for t in others if t not in inner and t not in made])
+    producers = [graph.tensors[t].producer for t in finds]
+    return Surroundings(
+        start=block.start,
+        stop=block.stop,
+        parameters=parameters,
+        shared=tuple([t for t in parameters if t not in alone]),
+        finds=finds,
+        producers=tuple([producer for producer in producers if producer >= 0]),
+        leaves=tuple([t for t in others if t not in inner or t in reported]),
+    )
+
+
+def _is_read_within(graph: OperatorGraph, tensor: int, block: Block) -> bool:
+    """Whether no other block reads a tensor."""
+    readers = graph.consumers[tensor]
+    return not readers or (block.start <= readers[0] and readers[-1] < block.stop)
 
 
 def alike_blocks(

@@ -6,9 +6,9 @@ that a Program of 100,000 instructions costs little more than its distinct phase
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,11 @@ from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
 from shardwright.planner.lower.phases import PREVIOUS, Phase
 from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
-from shardwright.planner.schedule.pipeline import Action
-from shardwright.planner.schedule.program import program_order, shares_devices
+from shardwright.planner.schedule.program import Entry, program_order, shares_devices
+
+# Of actions: of a backward, whole or the second half, which one follows from how many are to come.
+PHASES = {"F": Phase.FORWARD, "I": Phase.INPUT, "B": Phase.BACKWARD, "W": Phase.BACKWARD}
+Element = TypeVar("Element", bound=np.generic)
 
 
 class _Part(NamedTuple):
@@ -56,6 +59,15 @@ def _part(compiled: Compiled, chosen: Flags) -> _Part:
     return _Part(part, rows, len(chosen))
 
 
+class _Instance(NamedTuple):
+    """A phase, or a part of it, of one microbatch, with what it allocates and needs for a while there."""
+
+    compiled: Compiled
+    microbatch: int
+    allocated: Ints
+    temporary: Ints
+
+
 class _Layout:
     """Appends instances of phases and remembers where each began."""
 
@@ -68,13 +80,13 @@ class _Layout:
         self.begin: dict[tuple[int, int, int], int | Ints] = {}
         self.turns: dict[int, dict[int, int]] = {}  # per stage and microbatch, its backward's turn
         self.previous = [-1] * len(builder.strategy.meshes)
-        self.parts: list[tuple[Compiled, int, Ints, Ints]] = []
+        self.instances: list[_Instance] = []
         self.predecessors: list[tuple[Ints, Ints]] = []
 
-    def number(self, actions: Iterable[Action], adds: str) -> None:
+    def number(self, order: Iterable[Entry], adds: str) -> None:
         """Number each stage's microbatches in the order in which they add to its gradients."""
-        for stage, letter, microbatch in actions:
-            if letter == adds:
+        for (stage, letter, microbatch), ahead in order:
+            if letter == adds and not ahead:
                 turns = self.turns.setdefault(stage, {})
                 turns.setdefault(microbatch, len(turns))
 
@@ -110,7 +122,8 @@ class _Layout:
         keep = targets >= 0
         self.predecessors.append((needed.place[keep] + base, targets[keep]))
         allocated = sizes[0] if before else sizes[0] + sizes[3]
-        self.parts.append((compiled, microbatch, allocated, sizes[(2, 4, 5)[min(before, 2)]]))
+        temporary = sizes[(2, 4, 5)[min(before, 2)]]
+        self.instances.append(_Instance(compiled, microbatch, allocated, temporary))
         self.size += len(compiled.kind)
         if needed.last_compute >= 0 and (apart is None or COMPUTES[compiled.kind].any()):
             begin = self.begin[key]
@@ -133,6 +146,15 @@ class _Layout:
         if phase == Phase.LAST:
             return self.begin[Phase.BACKWARD, stage, self._last_microbatch(stage)]
         return self.begin[phase, stage, microbatch if Phase(phase).is_each else -1]
+
+    def column(self, read: Callable[[_Instance], NDArray[Element]]) -> NDArray[Element]:
+        """Return what all instances have, one behind the other."""
+        return np.concatenate([read(one) for one in self.instances])
+
+    def repeated(self, read: Callable[[_Instance], int]) -> NDArray[np.int32]:
+        """Return a number of each instance for each of its instructions."""
+        lengths = [len(one.compiled.kind) for one in self.instances]
+        return np.repeat(np.array([read(one) for one in self.instances], dtype=np.int32), lengths)
 
     def _last_microbatch(self, stage: int) -> int:
         return max(self.turns[stage], key=self.turns[stage].__getitem__)
@@ -172,13 +194,11 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[Sequence[Compiled]
     posts = any(entry.posts for entry in order)
     crews = _crews(strategy.meshes)
     adds = "W" if layout.builder.splits_backward else "B"
-    layout.number([action for action, ahead in order if not ahead], adds)
+    layout.number(order, adds)
     parted: dict[tuple[int, Phase], tuple[_Part, _Part]] = {}
     for (stage, letter, microbatch), ahead in order:
-        phase, before = Phase.FORWARD, 0
-        if letter == "I":
-            phase = Phase.INPUT
-        elif letter == adds:
+        phase, before = PHASES[letter], 0
+        if letter == adds:
             before = layout.turns[stage][microbatch]
             phase = Phase.LAST if before == most - 1 else Phase.BACKWARD
         whole, crew = compiled[stage][phase], crews[stage]
@@ -218,22 +238,20 @@ def _turns(
 
 
 def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
-    parts = layout.parts
-    kind = np.concatenate([part.kind for part, _, _, _ in parts])
-    group = _repeat(parts, [part.stage for part, _, _, _ in parts])
+    column, repeated = layout.column, layout.repeated
+    kind, group = column(lambda one: one.compiled.kind), repeated(lambda one: one.compiled.stage)
     waits = [*layout.predecessors, _turns(builder, kind, group)]
-    rows = np.concatenate([places for places, _ in waits])
-    targets = np.concatenate([targets for _, targets in waits])
+    rows, targets = (np.concatenate(ends) for ends in zip(*waits, strict=True))
     offset, ordered = _by_row(rows, targets, layout.size)
     free_offset, free_value = _frees(layout)
-    item = np.concatenate([part.item for part, _, _, _ in parts])
+    item = column(lambda one: one.compiled.item)
     segments = builder.segment_order()
     number = np.zeros(len(builder.segments), dtype=np.int32)
     number[segments] = np.arange(len(segments))
     runs = RUNS_SEGMENT[kind]
     item[runs] = number[item[runs]]
     messages = _renumber(item, MOVES[kind], len(builder.messages))
-    microbatch = _repeat(parts, [microbatch for _, microbatch, _, _ in parts])
+    microbatch = repeated(lambda one: one.microbatch)
     works = kind == Kind.TRANSFORM
     states = _state_bytes(builder, item[works], microbatch[works])
     transforms = _renumber(item, works, len(builder.transforms))
@@ -250,19 +268,17 @@ def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
         group=group,
         item=item,
         microbatch=microbatch,
-        resource=np.concatenate([part.resource for part, _, _, _ in parts]),
+        resource=column(lambda one: one.compiled.resource),
         resource_names=tuple(layout.resources),
         resource_class=resource_classes(layout.resources),
         offset=offset,
         predecessor=ordered.astype(np.int32),
         free_offset=free_offset,
         free_value=free_value.astype(np.int32),
-        allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
-        freed=np.concatenate([part.sizes[1] for part, _, _, _ in parts]),
-        temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
-        base_bytes=tuple(
-            builder.base_bytes(mesh) + states[mesh] for mesh in range(len(builder.strategy.meshes))
-        ),
+        allocated=column(lambda one: one.allocated),
+        freed=column(lambda one: one.compiled.sizes[1]),
+        temporary=column(lambda one: one.temporary),
+        base_bytes=tuple([builder.base_bytes(mesh) + own for mesh, own in enumerate(states)]),
     )
 
 
@@ -284,7 +300,7 @@ def _state_bytes(
             if builder.values[value].role in STATES:
                 times[value] = max(times.get(value, 0), count)
     for value, count in times.items():
-        found[builder.values[value].mesh] += count * builder.value_bytes(value)
+        found[builder.values[value].mesh] += count * builder.values[value].bytes
     return found
 
 
@@ -305,8 +321,8 @@ def _by_row(rows: Ints, columns: Ints, size: int) -> tuple[Ints, Ints]:
 
 def _frees(layout: _Layout) -> tuple[Ints, Ints]:
     """Return where what each instruction frees begins, and what all of them free."""
-    found = [part.frees for part, _, _, _ in layout.parts]
-    lengths = np.array([len(part.kind) for part, _, _, _ in layout.parts], dtype=np.int64)
+    found = [one.compiled.frees for one in layout.instances]
+    lengths = np.array([len(one.compiled.kind) for one in layout.instances], dtype=np.int64)
     counts = np.array([frees.shape[1] for frees in found], dtype=np.int64)
     places, values = np.concatenate(found, axis=1)
     places = places + np.repeat(np.cumsum(lengths) - lengths, counts)
@@ -314,11 +330,3 @@ def _frees(layout: _Layout) -> tuple[Ints, Ints]:
     offset = np.zeros(layout.size + 1, dtype=np.int64)
     np.cumsum(np.bincount(places, minlength=layout.size), out=offset[1:])
     return offset, values[order]
-
-
-def _repeat(
-    parts: Sequence[tuple[Compiled, int, Ints, Ints]],
-    numbers: Sequence[int],
-) -> NDArray[np.int32]:
-    lengths = [len(part.kind) for part, _, _, _ in parts]
-    return np.repeat(np.array(numbers, dtype=np.int32), lengths)

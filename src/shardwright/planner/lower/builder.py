@@ -109,10 +109,8 @@ class ProgramBuilder:
             for tensor, config in zip(graph.parameters, strategy.parameters, strict=True)
             if config.keeps
         )
-        blocks = [graph.blocks[number] for number in strategy.recompute]
-        asked = frozenset(strategy.recompute_operators).union(
-            *(range(block.start, block.stop) for block in blocks)
-        )
+        inside = graph.operators_of(strategy.recompute)
+        asked = frozenset(strategy.recompute_operators).union(inside)
         again = ("run again", strategy.recompute, strategy.recompute_operators)
         self.recomputed = self.once(again, partial(needed_again, graph, asked))
         self.segment_starts = frozenset(strategy.segment_starts)
@@ -266,10 +264,6 @@ class ProgramBuilder:
         self.saved[index] = finished.saved
         self.views.update(finished.views)
 
-    def root(self, value: int) -> int:
-        """Return the value whose data a value views, itself where it has its own."""
-        return self.roots[value]
-
     def storage(self, value: int) -> int:
         """Return the value in whose memory a value lies: that of its data, or what that views."""
         value = self.roots[value]
@@ -281,16 +275,12 @@ class ProgramBuilder:
         """Bytes one device needs for a value; views of other data need none."""
         return 0 if value in self.views else self.sizes[value]
 
-    def value_bytes(self, value: int) -> int:
-        """Return one device's bytes of a value, wherever they lie."""
-        return self.values[value].bytes
-
     def base_of(self, value: int) -> int:
         """Return one device's bytes of a value that lasts, optimizer states of it included."""
         entry = self.values[value]
         if entry.alias >= 0:
             return 0
-        own = self.value_bytes(value)
+        own = self.values[value].bytes
         if entry.role not in ("parameter", "master") or entry.gradient not in self.reduced:
             return own
         reduced = self.values[entry.gradient]
@@ -326,27 +316,24 @@ class ProgramBuilder:
         or the one that the graph gives them: float32 masters are cast before they are gathered, sums
         after they have arrived. A pair whose layouts agree is copied (a change of dtype).
         """
-        mesh = self.values[pairs[0][0]].mesh
         plans = [self.reshard(one, self.values[other].layout, dtype) for one, other in pairs]
-        steps: list[Step] = []
-        current = [source for source, _ in pairs]
         if not plans[0]:
             return [self._copy(pairs, purpose, last_only)]
-        for depth, first in enumerate(plans[0]):
-            is_final = depth == len(plans[0]) - 1
-            targets = [
-                result if is_final else self._between(source, plan[depth].layout, result, dtype)
-                for (source, result), plan in zip(pairs, plans, strict=True)
-            ]
-            own = dtype or self.own_dtype(self.values[current[0]].tensor)
+        own = dtype or self.own_dtype(self.values[pairs[0][0]].tensor)
+        steps: list[Step] = []
+        current, results = map(list, zip(*pairs, strict=True))
+        for depth, moves in enumerate(zip(*plans, strict=True)):
+            targets = results
+            if depth < len(plans[0]) - 1:
+                targets = self._between(pairs, moves, dtype)
             message = Message(
-                primitive=first.primitive,
-                mesh=mesh,
-                axes=first.axes,
+                primitive=moves[0].primitive,
+                mesh=self.values[current[0]].mesh,
+                axes=moves[0].axes,
                 sources=tuple(current),
                 results=tuple(targets),
-                dims=tuple((plan[depth].from_dim, plan[depth].to_dim) for plan in plans),
-                bytes=sum(plan[depth].bytes for plan in plans),
+                dims=tuple([(move.from_dim, move.to_dim) for move in moves]),
+                bytes=sum([move.bytes for move in moves]),
                 purpose=purpose,
                 dtype="" if self.values[targets[0]].dtype == own else own,
             )
@@ -377,11 +364,16 @@ class ProgramBuilder:
         )
         return self.message_step(message)
 
-    def _between(self, source: int, layout: Layout, result: int, dtype: str) -> int:
-        entry, final = self.values[source], self.values[result]
-        role: ValueRole = "gradient" if final.role == "gradient" else "activation"
+    def _between(self, pairs: Pairs, moves: Sequence[Reshard], dtype: str) -> list[int]:
+        """Return the values that pairs have on the way to their results, behind these moves."""
         extra: Extra = {"dtype": dtype} if dtype else {}
-        return self.add_value(entry.tensor, entry.mesh, layout, entry.scope, role, **extra)
+        found: list[int] = []
+        for (source, result), move in zip(pairs, moves, strict=True):
+            entry, final = self.values[source], self.values[result]
+            role: ValueRole = "gradient" if final.role == "gradient" else "activation"
+            args = (entry.tensor, entry.mesh, move.layout, entry.scope, role)
+            found.append(self.add_value(*args, **extra))
+        return found
 
     def _copy(self, pairs: Pairs, purpose: Purpose, last_only: bool) -> Step:
         message = Message(

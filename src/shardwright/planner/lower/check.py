@@ -132,17 +132,19 @@ def stuck(program: Program, parties: tuple[Party, ...]) -> list[tuple[Party, int
     waiting = [next(walk, None) for walk in walks]
     has_moved = True
     while has_moved:
-        has_moved = False
-        for number in range(len(parties)):
-            while (stop := waiting[number]) is not None and _is_over(stop, waiting):
-                for member in (number,) if stop.sent >= 0 else stop.members:
-                    waiting[member] = next(walks[member], None)
-                has_moved = True
-    return [
-        (party, stop.instruction)
-        for party, stop in zip(parties, waiting, strict=True)
-        if stop is not None
-    ]
+        has_moved = sum(_moves(one, walks, waiting) for one in range(len(parties))) > 0
+    ends = zip(parties, waiting, strict=True)
+    return [(party, stop.instruction) for party, stop in ends if stop is not None]
+
+
+def _moves(number: int, walks: Sequence[Iterator[_Stop]], waiting: list[_Stop | None]) -> bool:
+    """Let a party go on as far as it can; return whether it could."""
+    has_moved = False
+    while (stop := waiting[number]) is not None and _is_over(stop, waiting):
+        for member in (number,) if stop.sent >= 0 else stop.members:
+            waiting[member] = next(walks[member], None)
+        has_moved = True
+    return has_moved
 
 
 def _is_over(stop: _Stop, waiting: Sequence[_Stop | None]) -> bool:

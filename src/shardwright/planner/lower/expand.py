@@ -9,7 +9,7 @@ it repeat it in this way is checked, and where they do not nothing is put back.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from shardwright.planner.lower import gradients
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.chains import Chains, Irregular
-from shardwright.planner.lower.fold import KEPT, Folded
+from shardwright.planner.lower.fold import KEPT, Folded, Run
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.template import HELD, ITEM, KIND, READ, WRITTEN, Facts, Ints, Rows
 from shardwright.planner.space.configs import Placements
@@ -92,32 +92,18 @@ class _Linking(Lowering):
         """Return the steps of blocks, each moved to where it is in the whole graph, and those of the
         missing ones."""
         chains, missing = self.chains, self.chains.shift
-        own = [Rows.joined(rows) for rows in parts]
-        place = {number: at for at, number in enumerate(numbers)}
+        own = dict(zip(numbers, map(Rows.joined, parts), strict=True))
         is_up = len(numbers) < 2 or numbers[0] < numbers[1]
         inner, copies = set[int](), dict[int, Rows]()
         for run in chains.runs:
-            blocks = range(run.position + 1, run.position + KEPT - 1)
-            present = [
-                place[block] for block in blocks if block in place and len(own[place[block]].rows)
-            ]
-            if not present:
-                continue
-            if len(present) < len(blocks):
-                raise Irregular
-            template = own[place[run.template]]
-            if np.isin(template.rows[:, KIND], (Kind.SEND, Kind.RECEIVE)).any():
-                raise Irregular
-            if not all(
-                self._is_alike((template, run.template), (own[place[block]], block))
-                for block in blocks
-            ):
-                raise Irregular
-            inner.update(blocks)
-            turns = np.arange(1, run.dropped + 1)[:: 1 if is_up else -1]
-            copies[run.template] = self._copied(template, turns + missing[run.template])
+            blocks = self._alike_in(run, own)
+            if blocks:
+                inner.update(blocks)
+                turns = np.arange(1, run.dropped + 1)[:: 1 if is_up else -1]
+                template = own[run.template]
+                copies[run.template] = self._copied(template, turns + missing[run.template])
         found: list[Rows] = []
-        for number, rows in zip(numbers, own, strict=True):
+        for number, rows in own.items():
             if number in inner:
                 found.append(self._copied(rows, missing[number : number + 1]))
             else:
@@ -126,6 +112,22 @@ class _Linking(Lowering):
             if number in copies:
                 found.insert(len(found) - (not is_up), copies[number])
         return found
+
+    def _alike_in(self, run: Run, own: Mapping[int, Rows]) -> Sequence[int]:
+        """Return the blocks of a run but for its ends, none where they have no steps. Raises Irregular where
+        only some have, or others than the template, or what is sent elsewhere."""
+        blocks = range(run.position + 1, run.position + KEPT - 1)
+        present = [block for block in blocks if block in own and len(own[block].rows)]
+        if not present:
+            return ()
+        template = own.get(run.template)
+        if len(present) < len(blocks) or template is None:
+            raise Irregular
+        if np.isin(template.rows[:, KIND], (Kind.SEND, Kind.RECEIVE)).any():
+            raise Irregular
+        if not all(self._is_alike((template, run.template), (own[one], one)) for one in blocks):
+            raise Irregular
+        return blocks
 
     def _copied(self, rows: Rows, shifts: Ints) -> Rows:
         """Return steps once for each of ``shifts``, on values so many blocks further."""

@@ -48,5 +48,5 @@ def factored(lot: Lot) -> list[Step]:
 
 
 def _sum(lot: Lot, terms: tuple[int, ...], sums: tuple[int, ...]) -> Step:
-    size = sum(lot.builder.value_bytes(one) for one in terms)
+    size = sum(lot.builder.values[one].bytes for one in terms)
     return lot.message("all_reduce", terms, sums, size)

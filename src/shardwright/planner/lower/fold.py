@@ -120,17 +120,16 @@ class Folder:
         strategy treats alike the third stands for those behind it."""
         if not self.is_long:
             return [(index, 1) for index in range(len(self.graph.operators))]
-        traits, found, done = _Traits(self, strategy), list[tuple[int, int]](), 0
+        traits, blocks = _Traits(self, strategy), self.graph.blocks
+        times = [1] * len(blocks)
         for stretch in self.outline.stretches:
-            found += [(block, 1) for block in range(done, stretch.first)]
-            done = stretch.stop
             for first, stop in traits.runs(stretch):
                 alone = min(REACH, stop - first)
-                found += [(block, 1) for block in range(first, first + alone)]
-                found += [(first + alone, stop - first - alone)] if stop - first > alone else []
-        blocks = self.graph.blocks
-        found += [(block, 1) for block in range(done, len(blocks))]
-        return [(i, n) for b, n in found for i in range(blocks[b].start, blocks[b].stop)]
+                times[first + alone : stop] = [0] * (stop - first - alone)
+                if first + alone < stop:
+                    times[first + alone] = stop - first - alone
+        shown = [(blocks[number], count) for number, count in enumerate(times) if count]
+        return [(i, count) for block, count in shown for i in range(block.start, block.stop)]
 
     def short(self, counts: tuple[int, ...]) -> Short:
         """Return the graph with so many blocks of every stretch."""
@@ -142,35 +141,40 @@ class Folder:
 
     def _strategy(self, strategy: Strategy, short: Short, shown: Sequence[int]) -> Strategy:
         """Return what a strategy says of the ``shown`` blocks, for the short graph."""
-        blocks, members = self.graph.blocks, self.outline.members
-        operators = [i for b in shown for i in range(blocks[b].start, blocks[b].stop)]
+        members = self.outline.members
+        operators = self.graph.operators_of(shown)
         tensors: list[int] = [
             outer if home < 0 else members[shown[home]][place]
             for outer, home, place in zip(
                 short.outer.tolist(), short.home.tolist(), short.place.tolist(), strict=True
             )
         ]
-        again, whole = set(strategy.recompute_operators), set(strategy.recompute)
-        apart, starts = set(strategy.reshard_again), set(strategy.segment_starts)
-        sync = strategy.gradient_sync
-        buckets = sync.buckets
-        here = {tensor: position for position, tensor in enumerate(tensors)}
-        aside = tuple([(here[one], how, share) for one, how, share in sync.apart if one in here])
-        if buckets:
-            within = [tuple([here[t] for t in bucket if t in here]) for bucket in buckets]
-            buckets = tuple([bucket for bucket in within if bucket])
         return replace(
             strategy,
             configs=tuple([strategy.configs[index] for index in operators]),
             parameters=tuple(
                 [strategy.parameters[self.number[tensors[t]]] for t in short.graph.parameters]
             ),
-            gradient_sync=replace(sync, buckets=buckets, apart=aside),
-            recompute=tuple([place for place, block in enumerate(shown) if block in whole]),
-            recompute_operators=tuple([p for p, i in enumerate(operators) if i in again]),
-            reshard_again=tuple([p for p, t in enumerate(tensors) if t in apart]),
-            segment_starts=tuple([p for p, i in enumerate(operators) if i in starts]),
+            gradient_sync=_sync(strategy.gradient_sync, tensors),
+            recompute=_places(shown, strategy.recompute),
+            recompute_operators=_places(operators, strategy.recompute_operators),
+            reshard_again=_places(tensors, strategy.reshard_again),
+            segment_starts=_places(operators, strategy.segment_starts),
         )
+
+
+def _places(listed: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
+    """Return where in a list chosen ones stand."""
+    found = set(chosen)
+    return tuple([place for place, one in enumerate(listed) if one in found])
+
+
+def _sync(sync: GradientSync, tensors: Sequence[int]) -> GradientSync:
+    """Return what is said of some tensors, by their places."""
+    here = {tensor: place for place, tensor in enumerate(tensors)}
+    aside = tuple([(here[one], how, share) for one, how, share in sync.apart if one in here])
+    buckets = [tuple([here[t] for t in bucket if t in here]) for bucket in sync.buckets]
+    return replace(sync, buckets=tuple(filter(None, buckets)), apart=aside)
 
 
 class _Traits:
@@ -246,15 +250,13 @@ class _Shortening:
             t for b in blocks for t in outline.members[b] if graph.tensors[t].producer >= 0
         ]
         self.tensor = {old: new for new, old in enumerate((*self.outer, *self.made))}
-        self.operators = [
-            i for b in blocks for i in range(graph.blocks[b].start, graph.blocks[b].stop)
-        ]
+        self.operators = graph.operators_of(blocks)
         self.operator = {old: new for new, old in enumerate(self.operators)}
 
     def short(self) -> Short:
         """Return the graph and what is known of it."""
         outline = self.outline
-        position = {block: place for place, block in enumerate(self.blocks)}
+        position = dict(zip(self.blocks, range(len(self.blocks)), strict=True))
         old = (*self.outer, *self.made)
         short = self._graph()
         samples = outline.samples
@@ -286,11 +288,8 @@ class _Shortening:
             stop = start + block.stop - block.start
             blocks.append(replace(block, start=start, stop=stop))
             start = stop
-        operators = [
-            self._operator(index, place)
-            for place, block in enumerate(self.blocks)
-            for index in range(graph.blocks[block].start, graph.blocks[block].stop)
-        ]
+        places = {block: place for place, block in enumerate(self.blocks)}
+        operators = [self._operator(i, places[graph.block_of[i]]) for i in self.operators]
         return OperatorGraph(
             name=graph.name,
             tensors=tuple(specs),

@@ -50,22 +50,30 @@ def let_through(
     graph: OperatorGraph, strategy: Strategy, placed: Sequence[Placements], index: int
 ) -> Placements:
     """Return an operator's placements with those partial gradients which all its readers give."""
-    config = strategy.configs[index]
-    uses = _uses(graph, graph.operators[index])
-    if not uses or any(strategy.configs[reader].mesh != config.mesh for reader, _ in uses):
-        return placed[index]
-    given = [placed[reader].inputs[position].gradient for reader, position in uses]
-    axes = [
-        axis
-        for axis, name in enumerate(config.dims)
-        if name == "" and all(layout[axis] == PARTIAL for layout in given)
-    ]
+    axes = _terms_over(graph, strategy, placed, index)
     if not axes:
         return placed[index]
     return Placements(
         tuple(_partial(pair, axes) for pair in placed[index].inputs),
         tuple(_partial(pair, axes) for pair in placed[index].outputs),
     )
+
+
+def _terms_over(
+    graph: OperatorGraph, strategy: Strategy, placed: Sequence[Placements], index: int
+) -> list[int]:
+    """Return the axes along which an operator is replicated and all that read it, on its mesh, give
+    partial gradients."""
+    config = strategy.configs[index]
+    uses = _uses(graph, graph.operators[index])
+    if any(strategy.configs[reader].mesh != config.mesh for reader, _ in uses):
+        return []
+    given = [placed[reader].inputs[position].gradient for reader, position in uses]
+    return [
+        axis
+        for axis, name in enumerate(config.dims)
+        if given and name == "" and all(layout[axis] == PARTIAL for layout in given)
+    ]
 
 
 def _partial(pair: Pair, axes: list[int]) -> Pair:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from functools import cached_property
 
 from shardwright.core.graph import OperatorGraph
@@ -42,18 +41,14 @@ class Ground:
     @cached_property
     def blocks(self) -> list[Surroundings]:
         """What every block has to do with the others."""
-        return surroundings(self.graph, [(one.start, one.stop) for one in self.graph.blocks])
+        return surroundings(self.graph)
 
     @cached_property
     def shared(self) -> frozenset[int]:
         """The parameters that several blocks read."""
-        graph = self.graph
-        starts = [block.start for block in graph.blocks]
-        ends = [(t, graph.consumers[t]) for t in graph.parameters if graph.consumers[t]]
-        return frozenset(
-            [t for t, readers in ends
-             if bisect_right(starts, min(readers)) < bisect_right(starts, max(readers))]
-        )  # fmt: skip
+        graph, block_of = self.graph, self.graph.block_of
+        read = [(t, graph.consumers[t]) for t in graph.parameters if graph.consumers[t]]
+        return frozenset([t for t, ends in read if block_of[ends[0]] < block_of[ends[-1]]])
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:

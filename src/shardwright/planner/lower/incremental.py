@@ -140,31 +140,29 @@ class _Replay(Lowering):
             act = partial(self.lower_anew, number)
             known.insert(0, self.record(around.leaves, rests_on, act))
             del known[MOST_RECORDS:]
-        self.blocks.append(known[0].lowered)
+        self.blocks.append(known[0])
 
     def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
         builder, parameters, stages = self.builder, self.parameters, self.stages
-        strategy, recomputed = builder.strategy, builder.recomputed
-        start, stop = around.start, around.stop
-        starts = builder.segment_starts
+        strategy, start, stop = builder.strategy, around.start, around.stop
         found: list[object] = [
             strategy.configs[start:stop],
             self.placed[start:stop],
             self.where[start:stop],
             [stage.block for stage in stages],  # what is sent from there belongs to it
-            [index for index in range(start, stop) if index in recomputed] if recomputed else [],
-            [index for index in range(start, stop) if index in starts] if starts else [],
+            *[
+                [index for index in range(start, stop) if index in chosen] if chosen else []
+                for chosen in (builder.recomputed, builder.segment_starts)
+            ],
             *map(parameters.kept.get, around.parameters),
         ]
         if len(stages) > 1:
             found += [strategy.configs[producer].mesh for producer in around.producers]
-        for tensor in around.finds:
-            found.append(builder.cut_dim.get(tensor))
-            found += [stage.state(tensor) for stage in stages]
+        found += map(builder.cut_dim.get, around.finds)
+        found += [stage.state(tensor) for tensor in around.finds for stage in stages]
         if parameters.often:
             found += [parameters.is_often(parameters.kept[t]) for t in around.parameters]
-        found += [self._shared(tensor) for tensor in around.shared]
-        return tuple(found)
+        return *found, *map(self._shared, around.shared)
 
     def _shared(self, tensor: int) -> object:
         kept, builder = self.parameters.kept[tensor], self.builder

@@ -15,7 +15,6 @@ from shardwright.planner.lower.alike import Alike
 from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.finish import finish
 from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
-from shardwright.planner.lower.pieces import Lowered
 from shardwright.planner.lower.records import Record, news
 from shardwright.planner.lower.stage import Entry, Held, Holdings, Stage
 from shardwright.planner.lower.standing import Lowers, Standing
@@ -202,22 +201,17 @@ class Move:
         entries = [(list[Entry](), list[Entry]()) for _ in stages]
         blocks, leaves = [stage.block for stage in stages], [NOTHING] * len(stages)
         for one, other in self.meshes.items():
-            prologue, forward = record.lowered.entries[one]
+            prologue, forward = record.entries[one]
             entries[other] = list(map(self.entry, prologue)), list(map(self.entry, forward))
             blocks[other] = self.block(record.blocks[one])
             leaves[other] = self.holdings(record.leaves[one])
         uses, first_uses = self.uses(record)
         return Record(
             rests_on=record.rests_on,
-            lowered=Lowered(
-                entries=tuple(entries),
-                segments=tuple([index for index, _ in segments]),
-                made=frozenset(self.all(record.lowered.made)),
-                pending=self.pairs(record.lowered.pending),
-                known={},
-            ),
-            blocks=tuple(blocks),
+            entries=tuple(entries),
             segments=segments,
+            pending=self.pairs(record.pending),
+            blocks=tuple(blocks),
             leaves=tuple(leaves),
             uses=uses,
             first_uses=first_uses,
@@ -226,6 +220,8 @@ class Move:
             external=frozenset(self.all(record.external)),
             lasting=self.all(record.lasting),
             cuts={self.tensors[tensor]: dim for tensor, dim in record.cuts.items()},
+            known={},
+            made=frozenset(self.all(record.made)),
         )
 
     def _append(self, record: Record) -> tuple[tuple[int, Segment], ...]:

@@ -7,10 +7,9 @@ out for all microbatches in the schedule's order.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from typing import Any
 
 from shardwright.core.crossing import arrival
@@ -21,6 +20,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.lower.alike import is_cut
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import Prefetched
+from shardwright.planner.lower.blocks import Blocks
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.flushless import flushless
@@ -28,7 +28,7 @@ from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.link import Linker
 from shardwright.planner.lower.parameters import Kept, Parameters
-from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, Share, joined
+from shardwright.planner.lower.pieces import Piece, Share, joined
 from shardwright.planner.lower.records import Record, since
 from shardwright.planner.lower.serve import Push, serve, with_pushes
 from shardwright.planner.lower.stage import Entry, Stage
@@ -43,8 +43,6 @@ from shardwright.planner.space.legal import (
 )
 from shardwright.planner.space.samples import Samples, State, find_samples
 
-# How much is lowered: per stage its entries, segments, gradients to be synchronised.
-Mark = tuple[list[tuple[int, int]], int, int]
 # Steps that touch all parameters, each alone, and the messages that bring these to rest: blocks, and theirs.
 Epilogue = tuple[list[Rows], tuple[list[int], list[list[Rows]]]]
 
@@ -83,7 +81,7 @@ class Lowering:
         self.where = builder.once(("where", *meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
         self.pushes: list[Push] = []
-        self.blocks: list[Lowered] = []
+        self.blocks: list[Record] = []
         self.links = Linker(self)
 
     def run(self) -> Program:
@@ -109,13 +107,9 @@ class Lowering:
 
     def lower_block(self, number: int) -> None:
         """Lower the operators of one block forward, or do what was done for one that stands alike."""
-        block = self.builder.ground.alike[number]
-        if block is None:
-            mark = self.mark()
-            self.lower_anew(number)
-            self.blocks.append(self.lowered_since(mark))
-            return
-        self.blocks.append(self.links.lower(block, partial(self.lower_anew, number)).lowered)
+        block, act = self.builder.ground.alike[number], partial(self.lower_anew, number)
+        found = self.record((), (), act) if block is None else self.links.lower(block, act)
+        self.blocks.append(found)
 
     def lower_anew(self, number: int) -> None:
         """Lower the operators of one block forward; its segments end with it."""
@@ -129,34 +123,13 @@ class Lowering:
             stage.close()
         self.builder.make_for(None)
 
-    def mark(self) -> Mark:
-        """Return how much is lowered, for ``lowered_since``."""
-        sizes = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
-        return sizes, len(self.builder.segment_order()), len(self.parameters.pending)
-
-    def lowered_since(self, mark: Mark) -> Lowered:
-        """Return what was lowered since."""
-        builder, (sizes, segments, pending) = self.builder, mark
-        begun = tuple(builder.segment_order()[segments:])
-        return Lowered(
-            entries=tuple(
-                [
-                    (stage.prologue[first:], stage.forward[second:])
-                    for stage, (first, second) in zip(self.stages, sizes, strict=True)
-                ]
-            ),
-            segments=begun,
-            made=frozenset([v for one in begun for v in builder.segments[one].outputs]),
-            pending=tuple(islice(self.parameters.pending.items(), pending, None)),
-            known={},
-        )
-
     def record(
         self, leaves: Sequence[int], rests_on: tuple[object, ...], act: Callable[[], None]
     ) -> Record:
         """Lower a block, and note all that this did."""
         builder, parameters = self.builder, self.parameters
-        mark, segments = self.mark(), len(builder.begun)
+        sizes = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
+        segments, pending = len(builder.begun), len(parameters.pending)
         lasting, turned = len(builder.lasting), len(builder.turned)
         uses, first_uses = len(parameters.uses), len(parameters.first_uses)
         taken, cuts = len(parameters.taken), len(builder.cut_dim)
@@ -164,11 +137,18 @@ class Lowering:
         act()
         found, builder.external = frozenset(builder.external), external
         builder.external |= found
+        begun = builder.begun[segments:]
         return Record(
             rests_on=rests_on,
-            lowered=self.lowered_since(mark),
-            blocks=tuple(stage.block for stage in self.stages),
-            segments=tuple(builder.begun[segments:]),
+            entries=tuple(
+                [
+                    (stage.prologue[first:], stage.forward[second:])
+                    for stage, (first, second) in zip(self.stages, sizes, strict=True)
+                ]
+            ),
+            segments=tuple(begun),
+            pending=tuple(islice(parameters.pending.items(), pending, None)),
+            blocks=tuple([stage.block for stage in self.stages]),
             leaves=tuple([stage.holdings(leaves) for stage in self.stages]),
             uses=since(parameters.uses, uses),
             first_uses=since(parameters.first_uses, first_uses),
@@ -177,13 +157,15 @@ class Lowering:
             external=found,
             lasting=tuple(builder.lasting[lasting:]),
             cuts=since(builder.cut_dim, cuts),
+            known={},
+            made=frozenset([value for _, one in begun for value in one.outputs]),
         )
 
     def repeat(self, record: Record) -> None:
         """Do what a record says was done."""
         builder, parameters = self.builder, self.parameters
         for number, stage in enumerate(self.stages):
-            prologue, forward = record.lowered.entries[number]
+            prologue, forward = record.entries[number]
             stage.prologue += prologue
             stage.forward += forward
             stage.block = record.blocks[number]
@@ -193,7 +175,7 @@ class Lowering:
             builder.segments[index] = segment
         parameters.uses.update(record.uses)
         parameters.first_uses.update(record.first_uses)
-        parameters.pending.update(record.lowered.pending)
+        parameters.pending.update(record.pending)
         parameters.taken.update(record.taken)
         builder.turn(record.turned)
         builder.external |= record.external
@@ -211,18 +193,15 @@ class Lowering:
         if index in samples.prologue:
             # Pieces of what carries samples may be wanted too; a sum is only wanted whole.
             also = samples.operator_dim[index] != "" and is_cut(graph, samples, outputs)
-            return ("step", "microbatch") if also else ("step",)
-        if self.builder.ground.writes[index]:
-            return ("microbatch",)
-        if all(
+            both: tuple[Scope, ...] = ("step", "microbatch")
+            return both[: 1 + also]
+        is_fixed = not self.builder.ground.writes[index] and all(
             samples.state[tensor] is State.FREE and not graph.tensors[tensor].needs_gradient
             for tensor in outputs
-        ):
-            trained = any(
-                graph.tensors[t].role == "parameter" for t in graph.operators[index].inputs
-            )
-            return ("microbatch",) if trained or self._reads_microbatch(index) else ("step",)
-        return ("microbatch",)
+        )
+        reads = [graph.tensors[tensor].role for tensor in graph.operators[index].inputs]
+        is_step = is_fixed and "parameter" not in reads and not self._reads_microbatch(index)
+        return ("step",) if is_step else ("microbatch",)
 
     def _reads_microbatch(self, index: int) -> bool:
         """Whether something is there for each microbatch only: what was cut for one is there whole, too."""
@@ -344,23 +323,21 @@ class Lowering:
     def _epilogue(self, mesh: int) -> Epilogue:
         """Return the steps that update the parameters of a mesh, each, and by block those that bring
         them back to rest."""
+        return [Rows.of(self.builder, [step]) for step in self._updates(mesh)], self._homeward(mesh)
+
+    def _updates(self, mesh: int) -> list[Step]:
         builder = self.builder
         steps: list[Step] = []
         done = {master for masters in builder.updates for master in masters}
         kept, item = [k for k in self._trained(mesh) if k.master not in done], -1
-        reduced = tuple(k.reduced for k in kept)
+        reduced = tuple([k.reduced for k in kept])
         if builder.strategy.clips or builder.strategy.precision == "float16":
             steps.append(Step(Kind.CLIP, -1, f"compute:{mesh}", reads=reduced))
-        masters = tuple(k.master for k in kept)
+        masters = tuple([k.master for k in kept])
         if builder.strategy.updates != "step":
             item = len(builder.updates)
             builder.updates.append(masters)
-        steps.append(Step(Kind.UPDATE, item, f"compute:{mesh}", reads=reduced, writes=masters))
-        numbers, parts = list[int](), list[list[Rows]]()
-        for block, group in groupby(self._back_to_rest(mesh), lambda one: one[0]):
-            numbers.append(block)
-            parts.append([Rows.of(builder, [step for _, own in group for step in own])])
-        return [Rows.of(builder, [step]) for step in steps], (numbers, parts)
+        return [*steps, Step(Kind.UPDATE, item, f"compute:{mesh}", reads=reduced, writes=masters)]
 
     def _updated_early(self, mesh: int) -> list[Kept]:
         """Return the parameters of a mesh that no other uses: these may be updated within backward."""
@@ -391,21 +368,18 @@ class Lowering:
             )
         return tuple(found)
 
-    def _back_to_rest(self, mesh: int) -> list[tuple[int, list[Step]]]:
-        """Return by block the messages that bring updated parameters to rest, in the order of forward."""
-        builder = self.builder
-        starts = [block.start for block in builder.graph.blocks]
+    def _homeward(self, mesh: int) -> tuple[list[int], list[list[Rows]]]:
+        """Return the blocks whose updated parameters messages bring to rest, in the order of forward, and
+        these."""
+        builder, graph = self.builder, self.builder.graph
         groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         for kept in self.parameters.kept.values():
-            if kept.mesh != mesh or kept.master == kept.rest:
-                continue
-            block = bisect_right(starts, builder.graph.consumers[kept.tensor][0]) - 1
-            key = (block, *builder.signature(kept.master, builder.values[kept.rest].layout))
-            groups.setdefault(key, []).append((kept.master, kept.rest))
-        return [
-            (
-                key[0],
-                builder.once(("back to rest", *pairs), partial(builder.chain, pairs, "parameter")),
-            )
-            for key, pairs in sorted(groups.items(), key=lambda group: group[0][0])
-        ]
+            if kept.mesh == mesh and kept.master != kept.rest:
+                block = graph.block_of[graph.consumers[kept.tensor][0]]
+                key = (block, *builder.signature(kept.master, builder.values[kept.rest].layout))
+                groups.setdefault(key, []).append((kept.master, kept.rest))
+        steps: dict[int, list[Step]] = {}
+        for key, pairs in sorted(groups.items(), key=lambda group: group[0][0]):
+            chain_of = partial(builder.chain, pairs, "parameter")
+            steps.setdefault(key[0], []).extend(builder.once(("back to rest", *pairs), chain_of))
+        return list(steps), [[Rows.of(builder, own)] for own in steps.values()]

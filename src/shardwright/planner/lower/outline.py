@@ -41,9 +41,6 @@ class Outline:
     def __init__(self, graph: OperatorGraph, samples: Samples) -> None:
         self.graph, self.samples = graph, samples
         blocks = graph.blocks
-        self.block_of = np.repeat(
-            np.arange(len(blocks)), [block.stop - block.start for block in blocks]
-        ).tolist()
         self.family: list[int] = []
         for number, block in enumerate(blocks):
             same = number > 0 and block.signature == blocks[number - 1].signature != ""
@@ -142,7 +139,7 @@ class Outline:
             for reader in graph.consumers[tensor]:
                 if reader < block.stop:
                     continue
-                other = self.block_of[reader]
+                other = graph.block_of[reader]
                 if self.family[other] != self.family[number] or other - number > REACH:
                     return None
                 found.append((place, other - number, reader - graph.blocks[other].start))

@@ -34,8 +34,9 @@ class Remake:
         self._handed = handed
         self._makers = self._find_makers()
         self._done: set[int] = set()
-        for place in range(len(self.entries)):
-            self._release_inputs(place)
+        for entry in self.entries:
+            if entry.segment >= 0:
+                self._release_inputs(entry.segment)
 
     def before(self, place: int) -> list[int]:
         """Return the positions of entries to run again before the backward of one, ascending."""
@@ -51,7 +52,7 @@ class Remake:
         return sorted(wanted)
 
     def _made_by(self, values: tuple[int, ...]) -> list[int]:
-        roots = [self.builder.root(value) for value in values]
+        roots = [self.builder.roots[value] for value in values]
         return [self._makers[root] for root in roots if root in self._makers]
 
     def _reads(self, place: int) -> tuple[int, ...]:
@@ -62,12 +63,7 @@ class Remake:
 
     def _find_makers(self) -> dict[int, int]:
         """Map every value that is dropped after forward to the entry that makes it again."""
-        builder, graph = self.builder, self.builder.graph
-        read_in = {value: {ELSEWHERE} for value in self._handed}
-        for place, entry in enumerate(self.entries):
-            if entry.sends is None:
-                for value in self._reads(place):
-                    read_in.setdefault(builder.root(value), set()).add(entry.block)
+        builder, graph, read_in = self.builder, self.builder.graph, self._find_readers()
         blocks, apart = set(builder.strategy.recompute), set(builder.strategy.reshard_again)
         makers: dict[int, int] = {}
         for place, entry in enumerate(self.entries):
@@ -83,6 +79,15 @@ class Remake:
                 makers |= dict.fromkeys(stays, place)
         return makers
 
+    def _find_readers(self) -> dict[int, set[int]]:
+        """Map every value to the blocks that read it, but for sending it."""
+        read_in = {value: {ELSEWHERE} for value in self._handed}
+        for place, entry in enumerate(self.entries):
+            if entry.sends is None:
+                for value in self._reads(place):
+                    read_in.setdefault(self.builder.roots[value], set()).add(entry.block)
+        return read_in
+
     def _makes(self, entry: Entry) -> tuple[int, ...]:
         if entry.sends is not None or entry.receives is not None:
             return ()
@@ -90,13 +95,11 @@ class Remake:
             return self.builder.segments[entry.segment].outputs
         return tuple(value for step in entry.steps for value in step.writes)
 
-    def _release_inputs(self, place: int) -> None:
+    def _release_inputs(self, number: int) -> None:
         """Tell a segment with a graph kept from forward which inputs it may not hold on to."""
-        builder, number = self.builder, self.entries[place].segment
-        if number < 0:
-            return
+        builder = self.builder
         segment = builder.segments[number]
-        dropped = [value for value in segment.inputs if builder.root(value) in self._makers]
+        dropped = [value for value in segment.inputs if builder.roots[value] in self._makers]
         if segment.recomputed or not segment.has_backward or not dropped:
             return
         memory = SegmentMemory(builder.graph, segment.calls, builder.values, segment.inputs)

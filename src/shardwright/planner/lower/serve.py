@@ -6,7 +6,6 @@ term of a gradient, and the server adds them up: there is no collective between 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from shardwright.planner.lower.compile import Phases
 from shardwright.planner.lower.parameters import Parameters, Use
 from shardwright.planner.lower.phases import Phase
 from shardwright.planner.lower.stage import Entry, Stage
-from shardwright.planner.lower.template import HELD, WRITTEN, Ints, Rows
+from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.tied import arrived, whole
 from shardwright.planner.lower.transfers import transfer_all
 
@@ -52,7 +51,6 @@ def serve(parameters: Parameters, stages: Sequence[Stage]) -> list[Push]:
 
 def _pull(parameters: Parameters, stages: Sequence[Stage], uses: Iterable[Use]) -> None:
     builder = parameters.builder
-    starts = [block.start for block in builder.graph.blocks]
     groups: dict[tuple[int, int, int], dict[tuple[int, int], list[Step]]] = {}
     for use in uses:
         kept, value = parameters.kept[use.tensor], builder.values[use.value]
@@ -61,7 +59,7 @@ def _pull(parameters: Parameters, stages: Sequence[Stage], uses: Iterable[Use]) 
                 ("whole", kept.rest, value.layout),
                 partial(whole, builder, kept.rest, value.layout),
             )
-            block = bisect_right(starts, builder.graph.consumers[use.tensor][0]) - 1
+            block = builder.graph.block_of[builder.graph.consumers[use.tensor][0]]
             pairs = groups.setdefault((block, kept.mesh, use.mesh), {})
             pairs[leaving, use.value] = gather
     for (_, home, mesh), pairs in sorted(groups.items()):
@@ -126,27 +124,11 @@ def _inserted(
     builder: ProgramBuilder, parts: Sequence[Rows], pushes: Sequence[Push]
 ) -> tuple[list[Rows], list[Push]]:
     """Return a mesh's steps with its pushes, and these in the order in which they come."""
-    rest = Rows.joined(parts)
-    last = _last_writes(len(builder.values), rest)
+    steps = Rows.joined(parts)
+    values, writers = steps.writes
+    last = np.full(len(builder.values), -1, dtype=np.int64)
+    np.maximum.at(last, values, writers)
     places = [int(last[list(push.gradients)].max()) for push in pushes]
-    result, done = list[Rows](), 0
     order = sorted(range(len(pushes)), key=places.__getitem__)
-    for number in order:
-        if places[number] >= done:
-            first, rest = rest.split(places[number] + 1 - done)
-            result.append(first)
-            done = places[number] + 1
-        result.append(Rows.of(builder, [pushes[number].send]))
-    return [*result, rest], [pushes[number] for number in order]
-
-
-def _last_writes(num_values: int, steps: Rows) -> Ints:
-    """Return by value the last place that writes it, -1 where none does."""
-    rows = steps.rows
-    is_written = np.repeat(
-        np.tile([False, True], len(rows)), rows[:, HELD : WRITTEN + 1].reshape(-1)
-    )
-    last = np.full(num_values, -1, dtype=np.int64)
-    writers = np.repeat(np.arange(len(rows)), rows[:, WRITTEN])
-    np.maximum.at(last, steps.value[is_written], writers)
-    return last
+    sends = [(places[number] + 1, Rows.of(builder, [pushes[number].send])) for number in order]
+    return steps.woven(sends), [pushes[number] for number in order]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -129,6 +129,25 @@ class Rows(NamedTuple):
             Rows(self.rows[at:], self.value[touched:], self.read[read:]),
         )
 
+    def woven(self, others: Iterable[tuple[int, Rows]]) -> list[Rows]:
+        """Return the steps with others, each before a place; these ascend."""
+        parts, rest, done = list[Rows](), self, 0
+        for place, rows in others:
+            if place > done:
+                first, rest = rest.split(place - done)
+                parts.append(first)
+                done = place
+            parts.append(rows)
+        return [*parts, rest]
+
+    @property
+    def writes(self) -> tuple[Ints, Ints]:
+        """The values that are written, one write after another, and at which places."""
+        rows = self.rows
+        ends = np.tile([False, True], len(rows))
+        is_written = np.repeat(ends, rows[:, HELD : WRITTEN + 1].reshape(-1))
+        return self.value[is_written], np.repeat(np.arange(len(rows)), rows[:, WRITTEN])
+
 
 def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
     segment = builder.segments[step.item]
@@ -174,7 +193,7 @@ def _needed_bytes(builder: ProgramBuilder, step: Step) -> int:
     """Return the bytes that what computes no segment needs for a while."""
     if step.kind is Kind.UPDATE:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
-        return 2 * max([builder.value_bytes(value) for value in step.writes], default=0)
+        return 2 * max([builder.values[value].bytes for value in step.writes], default=0)
     if step.kind is Kind.CLIP:
         return 0
     if step.kind is not Kind.TRANSFORM:
@@ -183,7 +202,7 @@ def _needed_bytes(builder: ProgramBuilder, step: Step) -> int:
         return _buffers(builder, message) + terms
     if builder.transforms[step.item].name == "feedback":
         # What was rounded is widened again, one tensor at a time, to be taken off its residual.
-        return max(builder.value_bytes(value) for value in step.reads)
+        return max(builder.values[value].bytes for value in step.reads)
     return compressing_bytes(builder, builder.transforms[step.item])
 
 
@@ -217,4 +236,4 @@ def _terms_bytes(builder: ProgramBuilder, message: Message) -> int:
 
 def _wide_bytes(builder: ProgramBuilder, values: Sequence[int]) -> int:
     """Return the bytes of those values that are added to wider sums."""
-    return sum(builder.value_bytes(value) for value in values if builder.marks[value] & WIDE)
+    return sum(builder.values[value].bytes for value in values if builder.marks[value] & WIDE)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import Kind, Message, Purpose, value_pieces
+from shardwright.core.program import Kind, Message, Purpose
+from shardwright.planner.cost.transfers import moved_bytes
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 
 
@@ -52,19 +53,11 @@ def transfer_all(
 
 
 def _most_moved(builder: ProgramBuilder, pairs: Sequence[tuple[int, int]]) -> int:
-    """Bytes of the device that sends or receives most; what stays on its device is no traffic."""
-    moved: dict[tuple[str, int], int] = {}
-    whole = 0
-    for source, result in pairs:
-        one, other = builder.values[source], builder.values[result]
-        here, there = builder.mesh(one.mesh), builder.mesh(other.mesh)
-        if here.sizes == there.sizes and one.layout == other.layout:
-            # Every device sends its shard to the one at its place (``pieces_between``).
-            whole += 0 if here.devices == there.devices else builder.value_bytes(source)
-            continue
-        for piece in value_pieces(one, here, other, there):
-            if piece.source != piece.destination:
-                size = piece.num_elements * DTYPE_BYTES[one.dtype]
-                for end in (("out", piece.source), ("in", piece.destination)):
-                    moved[end] = moved.get(end, 0) + size
-    return whole + max(moved.values(), default=0)
+    """Bytes of the device that sends or receives most."""
+    ends = [(builder.values[source], builder.values[result]) for source, result in pairs]
+    here, there = (builder.mesh(one.mesh) for one in ends[0])
+    most = Counter[tuple[str, int]]()
+    for (sender, receiver), size in moved_bytes(ends, here, there).items():
+        most["out", sender] += size
+        most["in", receiver] += size
+    return max(most.values(), default=0)

@@ -35,18 +35,17 @@ def with_updates(
     for place, following in itertools.pairwise([*sorted(ready), len(steps.rows) - 1]):
         computes = int(steps.rows[place, RESOURCE]) in computing
         behind.setdefault(place if computes else following, []).extend(ready[place])
-    result, done, rest = list[Rows](), 0, steps
-    for place, own in sorted(behind.items()):
-        first, rest = rest.split(place + 1 - done)
-        result += [first, Rows.of(builder, [_update(builder, own)])]
-        done = place + 1
-    return [*result, rest]
+    return steps.woven(
+        [
+            (place + 1, Rows.of(builder, [_update(builder, own)]))
+            for place, own in sorted(behind.items())
+        ]
+    )
 
 
 def _touched(builder: ProgramBuilder, steps: Rows) -> tuple[set[int], dict[int, int]]:
     """Return the values written, and by tensor the last place that touches it or its gradients."""
     rows, places = steps.rows, np.arange(len(steps.rows))
-    ends = np.repeat(np.tile([False, True], len(rows)), rows[:, HELD : WRITTEN + 1].reshape(-1))
     last = np.full(len(builder.values), -1, dtype=np.int64)
     of_read: Ints = np.repeat(places, rows[:, READ])
     of_both: Ints = np.repeat(places, rows[:, HELD] + rows[:, WRITTEN])
@@ -57,7 +56,7 @@ def _touched(builder: ProgramBuilder, steps: Rows) -> tuple[set[int], dict[int, 
         entry = builder.values[value]
         if entry.role in ("parameter", "master", "gradient"):
             by_tensor[entry.tensor] = max(by_tensor.get(entry.tensor, -1), int(last[value]))
-    return set(steps.value[ends].tolist()), by_tensor
+    return set(steps.writes[0].tolist()), by_tensor
 
 
 def _update(builder: ProgramBuilder, kept: Sequence[Kept]) -> Step:

@@ -47,19 +47,23 @@ def synchronise(
         return builder.chain(pairs, "synchronise", last_only=last_only)
     if source.layout == result.layout:
         return [_cast(builder, pairs, last_only)]
+    return _sent_in(builder, pairs, wire, last_only)
+
+
+def _sent_in(
+    builder: ProgramBuilder, pairs: Sequence[Pair], wire: str, last_only: bool
+) -> list[Step]:
+    """Return messages in another dtype, and the casts to it and from it."""
     # What arrives of a microbatch is no sum over microbatches, as the result may be.
-    leaving = [_in_dtype(builder, one, wire, source.scope) for one, _ in pairs]
-    arriving = [_in_dtype(builder, one, wire, source.scope) for _, one in pairs]
-    ends = zip(pairs, leaving, arriving, strict=True)
-    down, up = list[Pair](), list[Pair]()
-    for (first, last), sent, came in ends:
-        down += [(first, sent)] if sent != first else []
-        up += [(came, last)] if came != last else []
-    messages = builder.chain(
-        list(zip(leaving, arriving, strict=True)), "synchronise", last_only=last_only, dtype=wire
-    )
-    steps = [_cast(builder, down, last_only)] if down else []
-    return [*steps, *messages, *([_cast(builder, up, last_only)] if up else [])]
+    scope = builder.values[pairs[0][0]].scope
+    leaving = [_in_dtype(builder, one, wire, scope) for one, _ in pairs]
+    arriving = [_in_dtype(builder, one, wire, scope) for _, one in pairs]
+    down = [(one, sent) for (one, _), sent in zip(pairs, leaving, strict=True) if sent != one]
+    up = [(came, one) for (_, one), came in zip(pairs, arriving, strict=True) if came != one]
+    sent = list(zip(leaving, arriving, strict=True))
+    messages = builder.chain(sent, "synchronise", last_only=last_only, dtype=wire)
+    casts = [[_cast(builder, some, last_only)] if some else [] for some in (down, up)]
+    return [*casts[0], *messages, *casts[1]]
 
 
 def unanswered(steps: Sequence[Step]) -> int:

@@ -2,14 +2,12 @@
 
 from shardwright.planner.simulate.loop import period
 from shardwright.planner.simulate.memory import Traits
-from shardwright.planner.simulate.simulation import simulate, simulate_on
-from shardwright.planner.simulate.steady import steady_seconds, with_input
+from shardwright.planner.simulate.simulation import simulate, simulate_on, with_input
 
 __all__ = [
     "Traits",
     "period",
     "simulate",
     "simulate_on",
-    "steady_seconds",
     "with_input",
 ]

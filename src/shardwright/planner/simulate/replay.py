@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import BACKWARD_KINDS, STATES, Kind, Message, Program, Segment
+from shardwright.core.program import BACKWARD_KINDS, STATES, Kind, Message, Program, Segment, Value
 from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.planner.cost.backward import GradientStep, gradient_steps
 from shardwright.planner.cost.memory import SegmentMemory, Storages
@@ -149,6 +149,7 @@ class _Device:
         piece = self._piece(item)
         segment, storages = piece.segment, piece.storages
         keeps = segment.has_backward and segment.recomputed == again
+        handed = {storages.root.get(value) for value in segment.outputs}
         live: dict[int, _Held] = {}
         saved: list[tuple[int, _Held]] = []
         for place in range(len(segment.calls)):
@@ -160,14 +161,11 @@ class _Device:
                     live[root].holders += 1
                     saved.append((storages.released[root], live[root]))
             self.pass_by(storages.workspace[place])
-            for one in beside:
-                if keeps:
-                    saved.append((place, one))
-                else:
-                    one.drop()
-            for root in piece.last[place]:
-                if not any(storages.root.get(value) == root for value in segment.outputs):
-                    live[root].drop()
+            if keeps:
+                saved += [(place, one) for one in beside]
+            else:
+                _drop(beside)
+            _drop([live[root] for root in piece.last[place] if root not in handed])
         self._hand_on(segment, storages, live, microbatch)
         if keeps:
             self.saved[item, microbatch] = saved
@@ -314,14 +312,18 @@ def replay(
 
 def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
     """Return the sizes of parameters and masters, and of the optimizer's states."""
-    mine = [value for value in program.values if value.mesh == mesh]
-    masters = [value for value in mine if value.role == "master"]
-    rest = [value for value in mine if value.role in {"parameter", *STATES}]
-    rest = [value for value in rest if value.resident]
+    lasting = [value for value in program.values if value.mesh == mesh and _lasts(value)]
+    masters = [value for value in lasting if value.role == "master"]
+    rest = [value for value in lasting if value.role != "master"]
     apart = {value.tensor for value in masters}
     trained = masters + [v for v in rest if v.role == "parameter" and v.tensor not in apart]
-    sizes = [value.bytes for value in trained]
-    return [value.bytes for value in masters + rest], (sizes * program.strategy.optimizer_states)
+    sizes = [value.bytes for value in trained] * program.strategy.optimizer_states
+    return [value.bytes for value in masters + rest], sizes
+
+
+def _lasts(value: Value) -> bool:
+    is_held = value.role == "parameter" or value.role in STATES
+    return value.role == "master" or (is_held and value.resident)
 
 
 def _shown(program: Program, mesh: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -6,6 +6,8 @@ and all its predecessors have ended. Nothing else is modelled here: durations ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
+from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
 from shardwright.planner.simulate.columns import shared_groups
 from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import Traits, memory_over_time
@@ -64,6 +67,31 @@ def simulate_on(
         overlap_slowdown=cluster.overlap_slowdown,
         scatter_copies=cluster.scatter_copies,
         traits=traits,
+    )
+
+
+def with_input(program: Program, timeline: Timeline, feeding: Sequence[Feeding]) -> Timeline:
+    """Return the timeline of a step that is given its input while others run.
+
+    Such a step takes the longest of its own and of each of ``feeding``, as playing many steps of it
+    finds; the next one's shards are there all the time.
+    """
+    if not feeding:
+        return timeline
+    meshes = {mesh for one in feeding for mesh in one.meshes}
+    ahead = [
+        input_bytes(program, mesh) if mesh in meshes else 0 for mesh in range(len(program.meshes))
+    ]
+    memory = [
+        rows + np.array([0.0, size]) for rows, size in zip(timeline.memory, ahead, strict=True)
+    ]
+    return replace(
+        timeline,
+        step_seconds=max(timeline.step_seconds, input_seconds(feeding)),
+        memory=tuple(memory),
+        peak_bytes=tuple(
+            peak + size for peak, size in zip(timeline.peak_bytes, ahead, strict=True)
+        ),
     )
 
 

@@ -140,11 +140,7 @@ class _Walk:
         self.iterations = [iterate(graph, index) for index in range(len(graph.operators))]
         self.form: dict[int, Form] = {}
         self.columns = range(len(grid.sizes) - grid.num_columns, len(grid.sizes))
-        self.strict = {
-            index
-            for number in repeated_blocks(graph)
-            for index in range(graph.blocks[number].start, graph.blocks[number].stop)
-        }
+        self.strict = set(graph.operators_of(repeated_blocks(graph)))
         self.trained = [tensor.role == "parameter" for tensor in graph.tensors]
 
     def run(self) -> list[tuple[str, ...]]:

@@ -217,10 +217,9 @@ def _fit(name: str, module: str) -> tuple[int, bool, int]:
 
 def _fill(graph: OperatorGraph, owner: list[int]) -> list[int]:
     """Give the operators that are named nowhere to the parts around them."""
-    for index, operator in enumerate(graph.operators):
-        makers = [graph.tensors[tensor].producer for tensor in operator.inputs]
+    for index in range(len(owner)):
         if owner[index] < 0:
-            owner[index] = max((owner[maker] for maker in makers if maker >= 0), default=-1)
+            owner[index] = max([owner[maker] for maker in graph.makers(index)], default=-1)
     for index in reversed(range(len(owner))):
         if owner[index] < 0:
             owner[index] = min((owner[reader] for reader in graph.readers(index)), default=0)

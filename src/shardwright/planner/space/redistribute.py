@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.core.graph import DTYPE_BYTES
@@ -40,7 +40,8 @@ HUGE = 2.0**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One primitive. ``bytes`` follows ``Message.bytes``; ``layout`` is the layout afterwards."""
+    """One primitive. ``bytes`` follows ``Message.bytes``, but on a ``_Routes``, whatever the tensor's size, it is
+    how many shards these count; ``layout`` is the layout afterwards."""
 
     primitive: Primitive
     axes: tuple[int, ...]
@@ -84,98 +85,85 @@ def reshard_steps(
         raise ValueError(
             f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}"
         )
-    here = [local_bytes(shape, dtype, layout, axis_sizes) for layout in (source, *found.layouts)]
+    layouts = [source, *[step.layout for step in found]]
+    here = [local_bytes(shape, dtype, layout, axis_sizes) for layout in layouts[:-1]]
     return tuple(
-        Step(
-            primitive=move.primitive, axes=move.axes, from_dim=move.from_dim, to_dim=move.to_dim,
-            bytes=size * move.gathered, layout=move.layout,
-        )
-        for size, move in zip(here, found.moves, strict=False)
-    )  # fmt: skip
+        [replace(step, bytes=size * step.bytes) for size, step in zip(here, found, strict=True)]
+    )
 
 
 def _flat_steps(
     shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, sizes: tuple[int, ...]
-) -> Iterator[Step]:
-    """Yield steps between layouts of which one has flat shards at least.
+) -> list[Step]:
+    """Return steps between layouts of which one has flat shards at least.
 
     Sums over axes that are to hold full copies come last, on flat shards, which are smaller.
     """
-    layout = source
-    held = [axis for axis, placement in enumerate(source) if placement == FLAT]
-    wanted = [axis for axis, placement in enumerate(target) if placement == FLAT]
-    cuts_alike = all(
-        one in (other, PARTIAL) if other == REPLICATE else one == other
-        for one, other in zip(unflattened(source), unflattened(target), strict=True)
+    held, wanted = (
+        [axis for axis, placement in enumerate(layout) if placement == FLAT]
+        for layout in (source, target)
     )
-    pairs = zip(held, wanted, strict=False)
-    kept = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], pairs)) if cuts_alike else 0
+    kept, layout, steps = _flat_kept(source, target, held, wanted), source, list[Step]()
     for axis in reversed(held[kept:]):
         size = local_bytes(shape, dtype, layout, sizes) * sizes[axis]
         layout = _replaced(layout, (axis,), REPLICATE)
-        yield _flat_step("all_gather", axis, size, layout)
+        steps.append(_flat_step("all_gather", axis, size, layout))
     if not kept:
-        sums = (FLAT, REPLICATE) if wanted else (FLAT,)
-        middle = tuple(
-            PARTIAL if here == PARTIAL and there in sums else there
-            for here, there in zip(layout, target, strict=True)
-        )
-        for step in reshard_steps(shape, dtype, layout, unflattened(middle), sizes):
-            layout = step.layout
-            yield step
+        middle = unflattened(_before_cuts(layout, target, (FLAT, REPLICATE) if wanted else (FLAT,)))
+        steps += reshard_steps(shape, dtype, layout, middle, sizes)
+        layout = steps[-1].layout if steps else layout
     for axis in wanted[kept:]:
         before, is_sum = local_bytes(shape, dtype, layout, sizes), layout[axis] == PARTIAL
         layout = _replaced(layout, (axis,), FLAT)
         padded = local_bytes(shape, dtype, layout, sizes) * sizes[axis]
-        yield _flat_step(
-            "reduce_scatter" if is_sum else "slice", axis, padded if is_sum else before, layout
+        steps.append(
+            _flat_step("reduce_scatter", axis, padded, layout)
+            if is_sum
+            else _flat_step("slice", axis, before, layout)
         )
-    left = tuple(
-        axis for axis, placement in enumerate(layout) if placement == PARTIAL != target[axis]
-    )
+    left = tuple([axis for axis, one in enumerate(layout) if one == PARTIAL != target[axis]])
     if left:
         size, layout = local_bytes(shape, dtype, layout, sizes), _replaced(layout, left, REPLICATE)
-        yield Step(
-            primitive="all_reduce", axes=left, from_dim=-1, to_dim=-1, bytes=size, layout=layout
-        )
+        steps.append(_step("all_reduce", left, -1, -1, size, layout))
+    return steps
+
+
+def _flat_kept(source: Layout, target: Layout, held: list[int], wanted: list[int]) -> int:
+    """Return how many flat axes, from the first on, may stay as they are: what they cut is cut alike."""
+    ends = zip(unflattened(source), unflattened(target), strict=True)
+    if not all(a in (b, PARTIAL) if b == REPLICATE else a == b for a, b in ends):
+        return 0
+    pairs = zip(held, wanted, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _before_cuts(layout: Layout, target: Layout, sums: tuple[int, ...]) -> Layout:
+    """Return a target in which terms are left where they are summed later."""
+    ends = zip(layout, target, strict=True)
+    return tuple([PARTIAL if one == PARTIAL and goal in sums else goal for one, goal in ends])
+
+
+def _step(
+    primitive: Primitive,
+    axes: tuple[int, ...],
+    from_dim: int,
+    to_dim: int,
+    size: int,
+    layout: Layout,
+) -> Step:
+    return Step(
+        primitive=primitive, axes=axes, from_dim=from_dim, to_dim=to_dim, bytes=size, layout=layout
+    )
 
 
 def _flat_step(primitive: Primitive, axis: int, size: int, layout: Layout) -> Step:
     ends = (FLAT, -1) if primitive == "all_gather" else (-1, FLAT)
-    return Step(
-        primitive=primitive,
-        axes=(axis,),
-        from_dim=ends[0],
-        to_dim=ends[1],
-        bytes=size,
-        layout=layout,
-    )
+    return _step(primitive, (axis,), *ends, size, layout)
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """A step whatever the tensor's size; ``gathered``: how many shards its bytes count."""
-
-    primitive: Primitive
-    axes: tuple[int, ...]
-    from_dim: int
-    to_dim: int
-    gathered: int
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    moves: tuple[_Move, ...]
-
-    @property
-    def layouts(self) -> tuple[Layout, ...]:
-        """The layouts after every move."""
-        return tuple(move.layout for move in self.moves)
-
-
+_Route = tuple[Step, ...]
 # What is known of the routes between two layouts: the scales at which one was the cheapest.
-_Known = list[tuple[float, "_Route | None"]]
+_Known = list[tuple[float, _Route | None]]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -234,7 +222,7 @@ class _Routes:
         self._core, self._wanted, self._sizes, self._scale = core, wanted, sizes, scale
         self._queue: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
         self._best: dict[Layout, float] = {source: 0.0}
-        self._cause: dict[Layout, tuple[Layout, _Move]] = {}
+        self._cause: dict[Layout, tuple[Layout, Step]] = {}
         self._settled: set[Layout] = set()
         self._ticket = itertools.count(1)
 
@@ -261,47 +249,60 @@ class _Routes:
                 heapq.heappush(self._queue, (total, next(self._ticket), move.layout))
 
 
-def _trace(cause: dict[Layout, tuple[Layout, _Move]], layout: Layout) -> _Route:
-    moves: list[_Move] = []
+def _trace(cause: dict[Layout, tuple[Layout, Step]], layout: Layout) -> _Route:
+    moves: list[Step] = []
     while layout in cause:
         layout, move = cause[layout]
         moves.append(move)
-    return _Route(tuple(reversed(moves)))
+    return tuple(reversed(moves))
+
+
+# A step with what it costs for each byte here, and besides.
+_Edge = tuple[Step, float, float]
 
 
 @lru_cache(maxsize=1 << 13)
 def _edges(
     core: tuple[int, ...], layout: Layout, wanted: Layout, sizes: tuple[int, ...]
-) -> tuple[int, tuple[tuple[_Move, float, float], ...]]:
+) -> tuple[int, tuple[_Edge, ...]]:
     """Return the elements here, and every legal single move on the way to ``wanted`` with what it
     costs for each byte here, and besides. Of ``wanted`` only inner shards count."""
-    found: list[tuple[_Move, float, float]] = []
+    found = [*_sums(layout, sizes)]
+    for axis, placement in enumerate(layout):
+        is_held = shard_dim(placement) >= 0 and not is_innermost(layout, axis)
+        if sizes[axis] > 1 and not is_held:
+            found += _turns(core, layout, wanted, sizes, axis)
+    return math.prod(local_shape(core, layout, sizes)), tuple(found)
+
+
+def _sums(layout: Layout, sizes: tuple[int, ...]) -> Iterator[_Edge]:
+    """Yield all-reduces over some of the axes that hold terms."""
     partial = [axis for axis, placement in enumerate(layout) if placement == PARTIAL]
     for count in range(1, len(partial) + 1):
         for axes in itertools.combinations(partial, count):
-            group = _product(sizes, axes)
-            after = _replaced(layout, axes, REPLICATE)
-            move = _Move("all_reduce", axes, -1, -1, 1, after)
-            found.append((move, 2 * (group - 1) / group, LATENCY_BYTES))
-    for axis, placement in enumerate(layout):
-        size, dim = sizes[axis], shard_dim(placement)
-        if size == 1 or (dim >= 0 and not is_innermost(layout, axis)):
+            group = math.prod([sizes[axis] for axis in axes])
+            move = _step("all_reduce", axes, -1, -1, 1, _replaced(layout, axes, REPLICATE))
+            yield move, 2 * (group - 1) / group, LATENCY_BYTES
+
+
+def _turns(
+    core: tuple[int, ...], layout: Layout, wanted: Layout, sizes: tuple[int, ...], axis: int
+) -> Iterator[_Edge]:
+    """Yield the moves that let one axis split another dim, or none."""
+    placement, size, dim = layout[axis], sizes[axis], shard_dim(layout[axis])
+    if dim >= 0:
+        whole = _replaced(layout, (axis,), REPLICATE)
+        yield _step("all_gather", (axis,), dim, -1, size, whole), size - 1, LATENCY_BYTES
+    for goal in _goals(len(core), wanted[axis]):
+        after, split = _replaced(layout, (axis,), goal), shard_dim(goal)
+        if split == dim or not can_lie(core, after, sizes, axis):
             continue
-        if dim >= 0:
-            after = _replaced(layout, (axis,), REPLICATE)
-            move = _Move("all_gather", (axis,), dim, -1, size, after)
-            found.append((move, size - 1, LATENCY_BYTES))
-        for goal in _goals(len(core), wanted[axis]):
-            after, split = _replaced(layout, (axis,), goal), shard_dim(goal)
-            if split == dim or not can_lie(core, after, sizes, axis):
-                continue
-            if placement == REPLICATE:
-                found.append((_Move("slice", (axis,), -1, split, 1, after), 0.0, 1.0))
-            else:
-                primitive = "reduce_scatter" if placement == PARTIAL else "all_to_all"
-                move = _Move(primitive, (axis,), dim, split, 1, after)
-                found.append((move, (size - 1) / size, LATENCY_BYTES))
-    return math.prod(local_shape(core, layout, sizes)), tuple(found)
+        if placement == REPLICATE:
+            yield _step("slice", (axis,), -1, split, 1, after), 0.0, 1.0
+        else:
+            primitive = "reduce_scatter" if placement == PARTIAL else "all_to_all"
+            move = _step(primitive, (axis,), dim, split, 1, after)
+            yield move, (size - 1) / size, LATENCY_BYTES
 
 
 def _goals(rank: int, wanted: int) -> Iterator[int]:
@@ -309,13 +310,6 @@ def _goals(rank: int, wanted: int) -> Iterator[int]:
     yield from range(rank)
     if wanted < PARTIAL:
         yield wanted
-
-
-def _product(sizes: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    total = 1
-    for axis in axes:
-        total *= sizes[axis]
-    return total
 
 
 def _replaced(layout: Layout, axes: tuple[int, ...], placement: int) -> Layout:

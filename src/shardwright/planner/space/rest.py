@@ -27,11 +27,10 @@ def shard_further(
     dims = range(len(shape))
     goals = (*dims, *map(inner, dims)) if len(shape) > 1 else tuple(dims)
     is_cut = len(shape) == 1 and any(shard_dim(placement) >= 0 for placement in use)
-    for axis in range(len(use)) if axes is None else axes:
-        if layout[axis] != REPLICATE or axis_sizes[axis] == 1:
-            continue
+    chosen = range(len(use)) if axes is None else axes
+    for axis in [one for one in chosen if use[one] == REPLICATE and axis_sizes[one] > 1]:
         *finer, flat = ((*layout[:axis], goal, *layout[axis + 1 :]) for goal in (*goals, FLAT))
         has_enough = math.prod(local_shape(shape, layout, axis_sizes)) >= axis_sizes[axis]
-        rest = flat if has_enough and not is_cut else layout
+        rest = layout if is_cut or not has_enough else flat
         layout = next((one for one in finer if can_lie(shape, one, axis_sizes, axis)), rest)
     return layout

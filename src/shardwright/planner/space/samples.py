@@ -79,13 +79,8 @@ class _Analysis:
         )
 
     def _visit(self, index: int, iteration: Iteration) -> str:
-        operator = self.graph.operators[index]
-        states = [self.state[tensor] for tensor in operator.inputs]
-        names = {
-            iteration.inputs[position][self.dim[tensor]] if iteration.inputs[position] else ""
-            for position, tensor in enumerate(operator.inputs)
-            if states[position] is State.SPLIT
-        }
+        states = [self.state[tensor] for tensor in self.graph.operators[index].inputs]
+        names = self._sample_names(index, iteration)
         if len(names) == 1 and "" not in names:
             sample = names.pop()
             if self._claim_sums(index, states):
@@ -104,14 +99,29 @@ class _Analysis:
                 return ""
             if State.WHOLE not in states and self._claim_sums(index, states):
                 return ""
+        self._need_whole(index)
+        return ""
+
+    def _need_whole(self, index: int) -> None:
+        """Note that an operator sees the whole batch at once: one that depends on parameters blocks."""
+        operator = self.graph.operators[index]
         self._mark(index, State.WHOLE)
         if any(self.trained[tensor] for tensor in operator.inputs):
             self._block(index, "mixes samples of the batch")
-            return ""
+            return
         for tensor in operator.outputs:
             self.wanted_whole.add(tensor)
             self._label_whole(tensor)
-        return ""
+
+    def _sample_names(self, index: int, iteration: Iteration) -> set[str]:
+        """Return what an operator calls the dims along which its inputs carry samples; "" of one without."""
+        return {
+            names[self.dim[tensor]] if names else ""
+            for names, tensor in zip(
+                iteration.inputs, self.graph.operators[index].inputs, strict=True
+            )
+            if self.state[tensor] is State.SPLIT
+        }
 
     def _check_written(self) -> None:
         """Block microbatches where each would find in a buffer what the one before it left there.
@@ -239,10 +249,9 @@ class _Analysis:
         found: set[int] = set()
         while pending:
             index = pending.pop()
-            if index < 0 or index in found:
-                continue
-            found.add(index)
-            pending += [self.graph.tensors[t].producer for t in self.graph.operators[index].inputs]
+            if index >= 0 and index not in found:
+                found.add(index)
+                pending += self.graph.makers(index)
         return frozenset(found)
 
 

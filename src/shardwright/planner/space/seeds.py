@@ -230,15 +230,10 @@ def repeated_blocks(graph: OperatorGraph) -> tuple[int, ...]:
 
 def block_buckets(graph: OperatorGraph) -> tuple[tuple[int, ...], ...]:
     """Group trainable parameters by the block that first reads them, last block first."""
-    block_of = {
-        index: number
-        for number, block in enumerate(graph.blocks)
-        for index in range(block.start, block.stop)
-    }
     groups: dict[int, list[int]] = {}
     for tensor in graph.parameters:
         if graph.consumers[tensor] and graph.tensors[tensor].needs_gradient:
-            groups.setdefault(block_of[graph.consumers[tensor][0]], []).append(tensor)
+            groups.setdefault(graph.block_of[graph.consumers[tensor][0]], []).append(tensor)
     return tuple(tuple(groups[number]) for number in sorted(groups, reverse=True))
 
 

@@ -10,7 +10,7 @@ from shardwright.core.scaling import Overhead, fit_overhead, largest_ratio
 from shardwright.errors import InputError
 from shardwright.files.advice import MOST_DEVICES, read_step_times
 from shardwright.files.networks import read_network
-from shardwright.planner.cost.allreduce import Wire, all_reduce_seconds
+from shardwright.layerwise.allreduce import Wire, all_reduce_seconds
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.advice.requests import PAPER, DeviceRequest
 from shardwright.verbs.request import Request, Watch

@@ -1,6 +1,6 @@
 """Seconds of gradient exchanges between equal workers, by algorithm: the closed forms of the literature.
 
-``collective`` knows links of a cluster and what was measured on them, and takes the fastest form. These
+``planner.cost.collective`` knows links of a cluster and what was measured on them, and takes the fastest form. These
 are for traces of layers, where all that is known is a latency, a bandwidth and the number of workers.
 Sources: Thakur et al., 2005 (ring, recursive doubling, halving and doubling), Shi et al., INFOCOM 2019,
 table 1 (all as a + b x bytes), Shi et al., ICDCS 2019, table 1 (top-k, gTop-k).

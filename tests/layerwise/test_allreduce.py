@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.planner.cost.allreduce import (
+from shardwright.layerwise.allreduce import (
     Wire,
     all_reduce_seconds,
     gtop_k_seconds,
