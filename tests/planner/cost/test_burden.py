@@ -99,6 +99,18 @@ def test_a_group_of_another_size_has_no_burden() -> None:
     assert message_burden("transfer", 1e9, (0, 1), CPU, table(4)) == NOTHING
 
 
+def test_ranks_come_no_later_to_what_is_larger_than_all_that_was_waited_for() -> None:
+    """A quarter of a second more for each 1e9 bytes, seen from 1 to 1e9: no more for 1e10."""
+    late = table(4).collectives
+    steep = ((1.0, 1.5, 0.0), (1e9, 2.75, 0.0))
+    known = CostTable(
+        collectives=tuple((k, steep if k.startswith("waited") else v) for k, v in late)
+    )
+    for num_bytes in (1e9, 1e10):
+        found = message_burden("all_reduce", num_bytes, (0, 1, 2, 3), CPU, known)
+        assert found.meeting == pytest.approx(0.75)
+
+
 @pytest.mark.parametrize("seed", SEEDS[:2], ids=lambda seed: seed.label)
 def test_a_step_of_more_messages_computes_longer_by_what_they_hold(seed: Seed) -> None:
     graph = transformer_like()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardwright.core.costs import CostTable, collective_key
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import collective_seconds
-from shardwright.planner.cost.collective import interpolate
+from shardwright.planner.cost.collective import interpolate, on_the_wire
 
 NOTHING = CostTable()
 HOSTS = parse_cluster("4x8xH100")
@@ -58,6 +58,19 @@ def test_measured_points_are_returned_exactly_and_lines_drawn_between_and_beyond
     points = ((1000.0, 1e-3, 1e-4), (3000.0, 2e-3, 2e-4), (5000.0, 6e-3, 3e-4))
     read = [interpolate(points, size).seconds for size in (10, 1000, 2000, 3000, 4000, 5000, 7000)]
     assert read == pytest.approx([1e-3, 1e-3, 1.5e-3, 2e-3, 4e-3, 6e-3, 10e-3])
+
+
+def test_messages_larger_than_all_that_were_measured_pass_no_faster_than_those():
+    """Two hosts at 1 Gbit/s took 17.5 ms for 1 MiB, 38.4 ms for 4 MiB, and 9.6 to 10.8 ms a MiB of 16 MiB."""
+    mib = float(2**20)
+    points = ((1024.0, 0.3e-3, 1e-4), (mib, 17.5e-3, 1e-3), (4 * mib, 38.4e-3, 1e-3))
+    assert on_the_wire(points, 2 * mib) == interpolate(points, 2 * mib)
+    found = on_the_wire(points, 16 * mib)
+    assert found.seconds == pytest.approx(4 * 38.4e-3, rel=0.01)
+    assert found.spread == pytest.approx(1e-3 * 4, rel=0.01)
+    steeper = ((1024.0, 1e-4, 0.0), (mib, 1e-3, 0.0), (4 * mib, 7e-3, 0.0))
+    assert on_the_wire(steeper, 16 * mib) == interpolate(steeper, 16 * mib)
+    assert on_the_wire(points[:1], mib) == interpolate(points[:1], mib)
 
 
 def test_a_measurement_of_the_group_beats_the_model():

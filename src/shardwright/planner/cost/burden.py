@@ -77,16 +77,19 @@ def message_burden(
     if num_bytes <= 0 or len(devices) < 2:
         return NOTHING
     name, ends = _measured_as(primitive, devices, cluster)
-    points = [table.collective_map.get(beneath_key(what, name, *ends)) for what in BENEATH]
-    alone = table.collective_map.get(collective_key(name, *ends))
-    if not alone or None in points:
+    known = table.collective_map
+    held_at, stolen_at, waited_at = (known.get(beneath_key(what, name, *ends)) for what in BENEATH)
+    alone = known.get(collective_key(name, *ends))
+    if not alone or not held_at or not stolen_at or not waited_at:
         return NOTHING
-    held, stolen, waited = (interpolate(one, num_bytes).seconds for one in points if one)
+    # Ranks come no later to what is larger than all that was waited for.
+    seen = min(num_bytes, waited_at[-1][0])
+    late = interpolate(waited_at, seen).seconds - interpolate(alone, seen).seconds
     skew, hiding = (table.overhead_map.get(meeting_name(what, *ends), 0.0) for what in OF_RANKS)
     return Burden(
-        held=held,
-        stolen=stolen,
-        meeting=max(waited - interpolate(alone, num_bytes).seconds, 0.0),
+        held=interpolate(held_at, num_bytes).seconds,
+        stolen=interpolate(stolen_at, num_bytes).seconds,
+        meeting=max(late, 0.0),
         skew=skew,
         hiding=hiding,
     )

@@ -75,7 +75,7 @@ def _on_wire(
     group = _group(cluster, devices, concurrent)
     points = table.collective_map.get(collective_key(primitive, group.hosts, count, group.label))
     if points:
-        return table.fitted(primitive, interpolate(points, num_bytes * concurrent))
+        return table.fitted(primitive, on_the_wire(points, num_bytes * concurrent))
     seconds = _tabled(primitive, num_bytes, devices, cluster) if group.hosts == 1 else None
     if seconds is None:
         seconds = _modelled(primitive, num_bytes, group)
@@ -143,6 +143,19 @@ def interpolate(points: Points, num_bytes: float) -> Cost:
         value = max(value, seconds[last])
         deviation = spreads[last] * value / seconds[last] if seconds[last] else spreads[last]
     return Cost(seconds=value, spread=max(deviation, 0.0), source="measured")
+
+
+def on_the_wire(points: Points, num_bytes: float) -> Cost:
+    """Read measured points of messages. Beyond the largest a byte takes no less than on the whole way
+    from the smallest: a last line that is flatter, as between two algorithms, ends there."""
+    cost, first, last = interpolate(points, num_bytes), points[0], points[-1]
+    if num_bytes <= last[0] or len(points) < 2:
+        return cost
+    least = last[1] + (last[1] - first[1]) / (last[0] - first[0]) * (num_bytes - last[0])
+    if cost.seconds >= least:
+        return cost
+    spread = cost.spread * least / cost.seconds if cost.seconds else cost.spread
+    return Cost(seconds=least, spread=spread, source=cost.source)
 
 
 def _never_falling(seconds: list[float]) -> list[float]:
