@@ -12,6 +12,8 @@ from shardwright.errors import NoPlan
 from shardwright.planner.search import Goal, Limits, Training, grown, search, some_plan
 from tests.planner.search.models import cluster, residual
 
+pytestmark = pytest.mark.usefixtures("short_climbs")
+
 GRAPH = residual(batch=16, width=32, depth=2, classes=16)
 MACHINE = cluster(2, 2, flops=1e10, near=1e9, far=1e8)
 BASE = {"training": Training()}
@@ -40,12 +42,12 @@ def test_the_nearest_plan_of_a_refusal_is_found_once_memory_allows_it() -> None:
 def test_a_deadline_is_met_or_nothing_is_returned() -> None:
     best = search(GRAPH, MACHINE, CostTable(), limits=FEW).best.predicted.step_seconds
     goal = Goal(deadline=1.2 * best)
-    plan = some_plan(GRAPH, MACHINE, CostTable(), goal=goal, **BASE)
+    plan = some_plan(GRAPH, MACHINE, CostTable(), goal=goal, limits=FEW, **BASE)
     assert plan is not None
     assert plan.predicted.step_seconds <= goal.deadline
     for share in (0.9, 1e-6):
         goal = Goal(deadline=share * best)
-        assert some_plan(GRAPH, MACHINE, CostTable(), goal=goal, **BASE) is None
+        assert some_plan(GRAPH, MACHINE, CostTable(), goal=goal, limits=FEW, **BASE) is None
 
 
 def test_clusters_grow_by_whole_hosts_like_the_last() -> None:
