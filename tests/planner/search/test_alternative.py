@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from shardwright.core.costs import CostTable
@@ -12,11 +14,12 @@ from shardwright.planner.space import find_samples
 from tests.planner.search.models import cluster, opaque, residual
 
 GRAPH = residual(batch=64, width=64, depth=3, classes=16)
-OPEN = Limits()
+FEW = Limits(max_candidates=2)
 MACHINE = cluster(1, 8, flops=1e10, near=1e9, far=1e8)
 
 
-def found(limits: Limits = OPEN, **wish: object) -> Plan:
+@cache
+def found(limits: Limits = FEW, **wish: object) -> Plan:
     return why_not(GRAPH, MACHINE, CostTable(), Wish(**wish), limits=limits)
 
 
@@ -69,14 +72,13 @@ def test_microbatches_and_recomputation_are_kept() -> None:
 
 
 def test_no_alternative_is_faster_than_the_best_plan() -> None:
-    few = Limits(max_candidates=2)
-    best = search(GRAPH, MACHINE, CostTable(), limits=few).best.predicted.step_seconds
+    best = search(GRAPH, MACHINE, CostTable(), limits=FEW).best.predicted.step_seconds
     for wish in ({"tensor": 2}, {"tensor": 8}, {"stages": 2}, {"zero": 3}):
         assert found(**wish).predicted.step_seconds >= best * (1 - 1e-9)
 
 
 def test_what_does_not_fit_is_returned_all_the_same() -> None:
-    small = Limits(memory_bytes=1000.0)
+    small = Limits(memory_bytes=1000.0, max_candidates=2)
     assert found(small, data=8).predicted.peak_bytes > 1000.0
 
 

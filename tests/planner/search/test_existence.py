@@ -12,6 +12,8 @@ from shardwright.errors import NoPlan
 from shardwright.planner.search import Limits, Training, grown, search, some_plan
 from tests.planner.search.models import cluster, residual
 
+pytestmark = pytest.mark.usefixtures("short_climbs")
+
 GRAPH = residual(batch=16, width=32, depth=2, classes=16)
 MACHINE = cluster(2, 2, flops=1e10, near=1e9, far=1e8)
 BASE = {"training": Training()}
@@ -39,11 +41,12 @@ def test_the_nearest_plan_of_a_refusal_is_found_once_memory_allows_it() -> None:
 
 def test_a_deadline_is_met_or_nothing_is_returned() -> None:
     best = search(GRAPH, MACHINE, CostTable(), limits=FEW).best.predicted.step_seconds
-    plan = some_plan(GRAPH, MACHINE, CostTable(), deadline=1.2 * best, **BASE)
+    plan = some_plan(GRAPH, MACHINE, CostTable(), deadline=1.2 * best, limits=FEW, **BASE)
     assert plan is not None
     assert plan.predicted.step_seconds <= 1.2 * best
     for share in (0.9, 1e-6):
-        assert some_plan(GRAPH, MACHINE, CostTable(), deadline=share * best, **BASE) is None
+        plan = some_plan(GRAPH, MACHINE, CostTable(), deadline=share * best, limits=FEW, **BASE)
+        assert plan is None
 
 
 def test_clusters_grow_by_whole_hosts_like_the_last() -> None:

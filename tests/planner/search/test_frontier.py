@@ -57,7 +57,7 @@ def test_a_sparse_frontier_gets_plans_in_its_holes() -> None:
 
 def test_a_narrower_spacing_leaves_narrower_holes() -> None:
     frontiers = [
-        search(GRAPH, MACHINE, CostTable(), limits=Limits(spacing=spacing))
+        search(GRAPH, MACHINE, CostTable(), limits=Limits(spacing=spacing, max_candidates=4))
         for spacing in (None, 0.03)
     ]
     plain, fine = ([plan.predicted for plan in one.plans] for one in frontiers)

@@ -17,7 +17,7 @@ from shardwright.planner.search import Goal, Limits, best_of, curve, search
 from shardwright.planner.search.goals import device_numbers
 from tests.planner.search.models import cluster, residual
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 FEW = Limits(max_candidates=2)
@@ -98,13 +98,17 @@ def test_fewest_devices_fit_a_memory_limit() -> None:
     assert chosen.predicted.peak_bytes <= one / 3
     with pytest.raises(NoPlan, match="too much"):
         search(
-            graph, machine, table, limits=Limits(memory_bytes=1e3), goal=Goal(mode="min-devices")
+            graph,
+            machine,
+            table,
+            limits=replace(FEW, memory_bytes=1e3),
+            goal=Goal(mode="min-devices"),
         )
 
 
 def test_no_number_of_devices_meets_an_impossible_deadline() -> None:
     with pytest.raises(NoPlan, match=r"tried 4 devices: every step must end within 1e-09 s.*allow"):
-        search(*problem(1, 4), goal=Goal(mode="min-devices", deadline=1e-9))
+        search(*problem(1, 4), limits=FEW, goal=Goal(mode="min-devices", deadline=1e-9))
 
 
 def test_least_money_is_the_cheapest_that_meets_the_deadline() -> None:

@@ -14,6 +14,8 @@ from shardwright.planner.search import Limits, search
 from shardwright.report.text import frontier_table
 from tests.planner.search.models import cluster, mlp
 
+pytestmark = pytest.mark.usefixtures("short_climbs")
+
 GRAPH = mlp(depth=5)
 MACHINE = cluster(1, 3, flops=1e10, near=1e9, far=1e8)
 
@@ -23,7 +25,7 @@ def frontier(
     training: Training = Training(),  # noqa: B008
     machine: Cluster = MACHINE,
 ) -> Frontier:
-    limits = Limits(staleness=staleness)
+    limits = Limits(staleness=staleness, max_candidates=4)
     return search(GRAPH, machine, CostTable(), training=training, limits=limits)
 
 
