@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shardwright.core.program import Program, ResourceClass
 from shardwright.planner.simulate.columns import Bytes, Floats, Ints, shared_groups
 from shardwright.planner.simulate.full import Times
-from shardwright.planner.simulate.memory import Traits, device_kinds, touched
+from shardwright.planner.simulate.memory import device_kinds, touched
 
 # Classes of resources that slow each other down.
 SLOWED = frozenset({ResourceClass.COMPUTE, ResourceClass.LINK})
@@ -34,7 +34,7 @@ def simulate_plain(
         times = relax_plain(program, seconds)
     else:
         times = share_plain(program, seconds, overlap_slowdown)
-    return times, _memory(program, times, touched(program, scatter_copies, Traits()))
+    return times, _memory(program, times, touched(program, scatter_copies))
 
 
 def _memory(program: Program, times: Times, bytes_: Bytes) -> list[Floats]:

@@ -27,7 +27,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
 from shardwright.planner.schedule.merge import Buckets, Cost, Sizes, merge_gradients
-from shardwright.planner.simulate import Traits, period, simulate_on, with_input
+from shardwright.planner.simulate import period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
 # Merging is for what starting messages comes to, as a share of a step.
@@ -202,10 +202,9 @@ def evaluate_program(
     program: Program,
     prices: Prices,
     least_seconds: float,
-    traits: Traits | None = None,
 ) -> tuple[Timeline, Evaluation]:
-    """Simulate a strategy that is lowered and priced; ``traits`` as for ``simulate``."""
-    timeline = simulate_on(context.cluster, program, prices.seconds, traits)
+    """Simulate a strategy that is lowered and priced."""
+    timeline = simulate_on(context.cluster, program, prices.seconds)
     feeding = input_costs(program, context.graph, context.facts.samples, context.cluster)
     timeline = with_input(program, timeline, feeding)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)

@@ -16,7 +16,6 @@ from shardwright.planner.cost.price import InstructionCosts
 from shardwright.planner.judge.evaluate import Evaluation, evaluate_program
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.model.context import Context
-from shardwright.planner.simulate import Traits
 
 # Strategies on so many lists of meshes (or with so many counts of microbatches) are remembered: a
 # search that tries another and comes back goes on where it was.
@@ -29,7 +28,6 @@ class _Frame:
 
     lowering: IncrementalLowering
     costs: InstructionCosts
-    traits: Traits
 
 
 class Incremental:
@@ -59,9 +57,7 @@ class Incremental:
         frame = self._frame(strategy)
         program = frame.lowering.lower(strategy)
         prices = frame.costs.price(program)
-        timeline, evaluation = evaluate_program(
-            self.context, program, prices, least_seconds, frame.traits
-        )
+        timeline, evaluation = evaluate_program(self.context, program, prices, least_seconds)
         return program, timeline, evaluation
 
     def _frame(self, strategy: Strategy) -> _Frame:
@@ -70,7 +66,6 @@ class Incremental:
         frame = frames.pop(key, None) or _Frame(
             self._lowering.anew(),
             InstructionCosts(context.graph, context.prices.shards),
-            Traits(),
         )
         frames[key] = frame
         if len(frames) > MOST_FRAMES:

@@ -3,73 +3,64 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.completion import completions
-from shardwright.core.program import Kind, Message, Program
+from shardwright.core.program import Kind, Message, Primitive, Program
 from shardwright.core.swap import is_swapped
 from shardwright.planner.simulate.columns import Bytes, Floats
 
-# Beyond so many messages, what they are is forgotten.
-MOST_KNOWN = 100_000
+NOTHING = (0, 0, 0, 0, 0)
 
 
-class Traits:
-    """What of messages memory depends on, remembered by message, for Programs that share many.
+def _traits(messages: Sequence[Message]) -> NDArray[np.int64]:
+    """Return what of messages memory depends on, in columns of one entry each.
 
-    Rows of (bytes copied out on arrival, whether it splits its only source without packing it, bytes
-    of a reduce-scatter, whether that is of gradients, bytes of an all-reduce that two ranks may swap).
+    They are: bytes copied out on arrival, whether it splits its only source without packing it, bytes
+    of a reduce-scatter, whether that is of gradients, bytes of an all-reduce that two ranks may swap.
     """
-
-    def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._known: dict[int, int] = {}
-        self._messages: list[Message] = []  # kept, so that no other has the id of one
-        self._rows = np.empty((0, 5), dtype=np.int64)
-
-    def of(self, messages: tuple[Message, ...]) -> NDArray[np.int64]:
-        """Return columns, one entry per message."""
-        if len(self._known) > MOST_KNOWN:
-            self._forget()
-        known = self._known
-        keys = list(map(id, messages))
-        if not all(map(known.__contains__, keys)):
-            new = [message for message in messages if id(message) not in known]
-            for message in new:
-                known[id(message)] = len(self._messages)
-                self._messages.append(message)
-            rows = np.array([_traits(message) for message in new], dtype=np.int64)
-            self._rows = np.concatenate([self._rows, rows])
-        return self._rows[[known[key] for key in keys]].T
+    rows = [_READ.get(message.primitive, _nothing)(message) for message in messages]
+    return np.array(rows, dtype=np.int64).reshape(-1, len(NOTHING)).T
 
 
-def _traits(message: Message) -> tuple[int, int, int, int, int]:
-    splits = message.primitive in ("reduce_scatter", "all_to_all")
-    return (
-        message.bytes if message.is_unpacked else 0,
-        int(splits and not message.is_packed),
-        message.bytes if message.primitive == "reduce_scatter" else 0,
-        int(message.scatters_gradients),
-        _swapped(message),
-    )
+def _nothing(_: Message) -> tuple[int, ...]:
+    return NOTHING
 
 
-def _swapped(message: Message) -> int:
-    """Return what two ranks need to swap an all-reduce. Where sums are wider than what travels they
-    are made afterwards, and until then their room is enough."""
-    swaps = message.primitive == "all_reduce" and is_swapped(2, message.bytes)
-    return message.bytes if swaps and not message.dtype else 0
+def _gathered(message: Message) -> tuple[int, ...]:
+    return (message.bytes, 0, 0, 0, 0) if message.is_unpacked else NOTHING
+
+
+def _exchanged(message: Message) -> tuple[int, ...]:
+    return message.bytes if message.is_unpacked else 0, not message.is_packed, 0, 0, 0
+
+
+def _scattered(message: Message) -> tuple[int, ...]:
+    return 0, not message.is_packed, message.bytes, message.scatters_gradients, 0
+
+
+def _reduced(message: Message) -> tuple[int, ...]:
+    """Where sums are wider than what travels they are made afterwards, and until then their room is enough
+    to swap them."""
+    swaps = not message.dtype and is_swapped(2, message.bytes)
+    return (0, 0, 0, 0, message.bytes) if swaps else NOTHING
+
+
+_READ: dict[Primitive, Callable[[Message], tuple[int, ...]]] = {
+    "all_gather": _gathered,
+    "all_to_all": _exchanged,
+    "reduce_scatter": _scattered,
+    "all_reduce": _reduced,
+}
 
 
 def memory_over_time(
     program: Program,
     times: tuple[Floats, Floats],
     scatter_copies: float = 0.0,
-    traits: Traits | None = None,
 ) -> tuple[Floats, ...]:
     """Return, per mesh, rows (seconds, bytes alive on its fullest device) in time order.
 
@@ -86,7 +77,7 @@ def memory_over_time(
     # Late, because importing Numba takes long.
     from shardwright.planner.simulate.host import device_rows
 
-    bytes_ = touched(program, scatter_copies, traits or Traits())
+    bytes_ = touched(program, scatter_copies)
     touches = (bytes_.allocated != 0) | (bytes_.freed != 0) | (bytes_.held != 0) | bytes_.local
     touching = np.flatnonzero(touches)
     group = program.group[touching]
@@ -104,10 +95,10 @@ def memory_over_time(
     return tuple(result)
 
 
-def touched(program: Program, scatter_copies: float, traits: Traits) -> Bytes:
+def touched(program: Program, scatter_copies: float) -> Bytes:
     """Return the columns that memory depends on, of one type each: Numba compiles once for each."""
     local = program.computes
-    unpacked, in_place, scattered, scatters, swapped = traits.of(program.messages)
+    unpacked, in_place, scattered, scatters, swapped = _traits(program.messages)
     if scatter_copies:
         for item in np.flatnonzero(swapped).tolist():
             message = program.messages[item]

@@ -315,10 +315,15 @@ def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
     lasting = [value for value in program.values if value.mesh == mesh and _lasts(value)]
     masters = [value for value in lasting if value.role == "master"]
     rest = [value for value in lasting if value.role != "master"]
+    sizes = [value.bytes for value in _stepped(masters, rest)]
+    states = sizes * program.strategy.optimizer_states
+    return [value.bytes for value in masters + rest], states
+
+
+def _stepped(masters: Sequence[Value], rest: Sequence[Value]) -> list[Value]:
+    """Return what the optimizer keeps states of: masters, and parameters without."""
     apart = {value.tensor for value in masters}
-    trained = masters + [v for v in rest if v.role == "parameter" and v.tensor not in apart]
-    sizes = [value.bytes for value in trained] * program.strategy.optimizer_states
-    return [value.bytes for value in masters + rest], sizes
+    return [*masters, *[v for v in rest if v.role == "parameter" and v.tensor not in apart]]
 
 
 def _lasts(value: Value) -> bool:

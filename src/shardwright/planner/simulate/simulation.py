@@ -19,7 +19,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
 from shardwright.planner.simulate.columns import shared_groups
 from shardwright.planner.simulate.flushless import in_periods
-from shardwright.planner.simulate.memory import Traits, memory_over_time
+from shardwright.planner.simulate.memory import memory_over_time
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Times, Wiring
@@ -31,7 +31,6 @@ def simulate(
     *,
     overlap_slowdown: float = 1.0,
     scatter_copies: float = 0.0,
-    traits: Traits | None = None,
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
@@ -39,14 +38,13 @@ def simulate(
     period, and memory is that of many (``planner.simulate.flushless``).
 
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
-    computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
-    remembers messages from one Program to the next. Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
+    computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``scatter_copies``: see ``Cluster.scatter_copies``. Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
 
     def play(program: Program, seconds: NDArray[np.float64]) -> Timeline:
         times = _times(program, seconds, overlap_slowdown)
-        return _timeline(program, times, scatter_copies, traits)
+        return _timeline(program, times, scatter_copies)
 
     timeline = play(program, seconds)
     if program.shift is None or program.shift.max(initial=0) <= 0:
@@ -58,7 +56,6 @@ def simulate_on(
     cluster: Cluster,
     program: Program,
     seconds: NDArray[np.float64],
-    traits: Traits | None = None,
 ) -> Timeline:
     """Simulate with the overlap and the copies of a cluster."""
     return simulate(
@@ -66,7 +63,6 @@ def simulate_on(
         seconds,
         overlap_slowdown=cluster.overlap_slowdown,
         scatter_copies=cluster.scatter_copies,
-        traits=traits,
     )
 
 
@@ -95,11 +91,9 @@ def with_input(program: Program, timeline: Timeline, feeding: Sequence[Feeding])
     )
 
 
-def _timeline(
-    program: Program, times: Times, scatter_copies: float, traits: Traits | None
-) -> Timeline:
+def _timeline(program: Program, times: Times, scatter_copies: float) -> Timeline:
     start, end, cause = times
-    memory = memory_over_time(program, (start, end), scatter_copies, traits)
+    memory = memory_over_time(program, (start, end), scatter_copies)
     return Timeline(
         source="simulated",
         start=start,

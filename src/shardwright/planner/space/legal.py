@@ -220,7 +220,7 @@ def _check_sums(
             is_cut &= samples.operator_dim[index] in iteration.inputs[position]
             summed = summed_over(graph, strategy.configs, index, tensor, axes)
             if is_cut or summed != axes or not where[index] <= where[producer]:
-                names = [strategy.meshes[config.mesh].axes[axis] for axis in axes]
+                names = map(strategy.meshes[config.mesh].axes.__getitem__, axes)
                 raise InputError(
                     f"partial sums pass through an operator ({PLUS!r}) where they are made on the "
                     f"same mesh, but {graph.tensors[tensor].name} comes to {operator.name} as none "

@@ -99,10 +99,7 @@ def _flat_steps(
 
     Sums over axes that are to hold full copies come last, on flat shards, which are smaller.
     """
-    held, wanted = (
-        [axis for axis, placement in enumerate(layout) if placement == FLAT]
-        for layout in (source, target)
-    )
+    held, wanted = _axes_of(FLAT, source), _axes_of(FLAT, target)
     kept, layout, steps = _flat_kept(source, target, held, wanted), source, list[Step]()
     for axis in reversed(held[kept:]):
         size = local_bytes(shape, dtype, layout, sizes) * sizes[axis]
@@ -113,19 +110,28 @@ def _flat_steps(
         steps += reshard_steps(shape, dtype, layout, middle, sizes)
         layout = steps[-1].layout if steps else layout
     for axis in wanted[kept:]:
-        before, is_sum = local_bytes(shape, dtype, layout, sizes), layout[axis] == PARTIAL
-        layout = _replaced(layout, (axis,), FLAT)
-        padded = local_bytes(shape, dtype, layout, sizes) * sizes[axis]
-        steps.append(
-            _flat_step("reduce_scatter", axis, padded, layout)
-            if is_sum
-            else _flat_step("slice", axis, before, layout)
-        )
-    left = tuple([axis for axis, one in enumerate(layout) if one == PARTIAL != target[axis]])
+        steps.append(_flat_cut(shape, dtype, layout, sizes, axis))
+        layout = steps[-1].layout
+    left = tuple([axis for axis in _axes_of(PARTIAL, layout) if target[axis] != PARTIAL])
     if left:
         size, layout = local_bytes(shape, dtype, layout, sizes), _replaced(layout, left, REPLICATE)
         steps.append(_step("all_reduce", left, -1, -1, size, layout))
     return steps
+
+
+def _axes_of(placement: int, layout: Layout) -> list[int]:
+    return [axis for axis, one in enumerate(layout) if one == placement]
+
+
+def _flat_cut(
+    shape: tuple[int, ...], dtype: str, layout: Layout, sizes: tuple[int, ...], axis: int
+) -> Step:
+    """Return the step that cuts a layout into flat shards along an axis, terms being summed."""
+    after = _replaced(layout, (axis,), FLAT)
+    if layout[axis] == PARTIAL:
+        padded = local_bytes(shape, dtype, after, sizes) * sizes[axis]
+        return _flat_step("reduce_scatter", axis, padded, after)
+    return _flat_step("slice", axis, local_bytes(shape, dtype, layout, sizes), after)
 
 
 def _flat_kept(source: Layout, target: Layout, held: list[int], wanted: list[int]) -> int:
@@ -277,7 +283,7 @@ def _edges(
 
 def _sums(layout: Layout, sizes: tuple[int, ...]) -> Iterator[_Edge]:
     """Yield all-reduces over some of the axes that hold terms."""
-    partial = [axis for axis, placement in enumerate(layout) if placement == PARTIAL]
+    partial = _axes_of(PARTIAL, layout)
     for count in range(1, len(partial) + 1):
         for axes in itertools.combinations(partial, count):
             group = math.prod([sizes[axis] for axis in axes])
