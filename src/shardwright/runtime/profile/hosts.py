@@ -21,7 +21,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import PACK, UPDATE, Record, link_label
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.profile import operators
-from shardwright.runtime.profile.beneath import Chunk
+from shardwright.runtime.profile.beneath import LONG_CHUNK_SECONDS, Chunk
 from shardwright.runtime.profile.clock import Timing
 from shardwright.runtime.profile.collectives import (
     PRIMITIVES,
@@ -44,8 +44,8 @@ Groups = tuple[tuple[int, ...], ...]
 PROBE = Probe(primitives=PRIMITIVES, sizes=SIZES[:-1])
 # To see whether what was measured still holds.
 BRIEF = Probe(primitives=("all_reduce", "transfer"), sizes=(SIZES[3], SIZES[5]), overheads=False)
-# How long all ranks compute to see how much of a core each has.
-CROWDED_SECONDS = 0.5
+# How often all ranks compute to see how much of a core each has.
+CROWDED_ROUNDS = 24
 OF_THREADS = (
     "held|",
     "stolen|",
@@ -158,15 +158,19 @@ def own_place() -> torch.device:
 
 
 def crowding() -> float:
-    """Return how many times as long as its own clock says a rank computes while all of them do; the mean
-    of all ranks."""
+    """Return how many times as long as its own clock says a rank computes while all of them do, in the
+    mean of all ranks: between points where they meet, since whoever is ready first leaves its core to
+    the others. How much later the slowest comes is the skew."""
     chunk = Chunk()
-    times = max(1, round(CROWDED_SECONDS / chunk.once))
-    dist.barrier()
-    begin, own = time.perf_counter(), time.thread_time()
-    chunk.run(times)
-    ratio = (time.perf_counter() - begin) / (time.thread_time() - own)
-    shared = torch.tensor([ratio], dtype=torch.float64)
+    times = max(1, round(LONG_CHUNK_SECONDS / chunk.once))
+    took = own = 0.0
+    for _ in range(CROWDED_ROUNDS):
+        dist.barrier()
+        begin, before = time.perf_counter(), time.thread_time()
+        chunk.run(times)
+        took += time.perf_counter() - begin
+        own += time.thread_time() - before
+    shared = torch.tensor([took / own], dtype=torch.float64)
     dist.all_reduce(shared)
     return max(1.0, float(shared.item()) / dist.get_world_size())
 
