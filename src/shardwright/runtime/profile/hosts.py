@@ -93,28 +93,13 @@ def measure_links(
 ) -> list[Record]:
     """Measure messages of all shapes of groups, alone and beneath computation, and what running a rank
     costs besides; a collective call. Rank 0's clock counts, and its ``report`` is told."""
-    rank, place = dist.get_rank(), own_place()
-    found: dict[str, Timing] = {}
+    place = own_place()
     slower = crowding() if place.type == "cpu" else 1.0
-    if place.type == "cpu" and probe.overheads:
-        found["overhead|process_bytes"] = Timing(
-            seconds=float(resident_bytes()), spread=0.0, count=1
-        )
-        dist.barrier()  # all ranks are busy while any of them is measured
-        found |= time_overheads()
+    found = _overheads() if place.type == "cpu" and probe.overheads else {}
     records: list[Record] = []
     shapes = group_shapes(cluster)
     for number, shape in enumerate(shapes):
-        groups = [dist.new_group(list(devices)) for devices in shape]
-        mine = next(
-            (one for one, devices in zip(groups, shape, strict=True) if rank in devices), None
-        )
-        if mine is not None:
-            share = budget_seconds / len(shapes)
-            found |= time_collectives(mine, probe, share, lambda *_: None, place)  # type: ignore[arg-type]
-        dist.barrier()
-        if mine is not None:
-            dist.destroy_process_group(mine)  # type: ignore[arg-type]
+        found |= _time_together(shape, probe, budget_seconds / len(shapes), place)
         report(number + 1, len(shapes))
         first = shape[0]
         hosts = len({cluster.devices[device].host for device in first})
@@ -123,6 +108,29 @@ def measure_links(
         records += name_records(longer, hosts, len(first), label, environment)
         found = {}
     return records
+
+
+def _overheads() -> dict[str, Timing]:
+    """Measure what running a rank costs, all ranks busy at the same time."""
+    occupied = Timing(seconds=float(resident_bytes()), spread=0.0, count=1)
+    dist.barrier()
+    return {"overhead|process_bytes": occupied, **time_overheads()}
+
+
+def _time_together(
+    shape: Groups, probe: Probe, seconds: float, place: torch.device
+) -> dict[str, Timing]:
+    """Measure in all groups of a shape at once; nothing on a rank that is in none."""
+    groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
+    found: dict[str, Timing] = {}
+    for group, devices in zip(groups, shape, strict=True):
+        if dist.get_rank() in devices:
+            found = time_collectives(group, probe, seconds, lambda *_: None, place)
+    dist.barrier()
+    for group, devices in zip(groups, shape, strict=True):
+        if dist.get_rank() in devices:
+            dist.destroy_process_group(group)
+    return found
 
 
 def measure_operators(
