@@ -88,7 +88,7 @@ def measured(file: str, model: str) -> Profile:
     from shardwright.runtime.profile import passes
 
     hosts.PROBE = hosts.Probe(primitives=("all_reduce",), sizes=(1024,), overheads=False)
-    hosts.CROWDED_SECONDS = passes.LEAST_SECONDS = 0.02
+    hosts.CROWDED_ROUNDS, passes.LEAST_SECONDS = 1, 0.02
     request = Request(global_batch=8, seconds=4.0, seed_plan="megatron:2x1")
     return profile_hosts(model, file, request, Watch())
 

@@ -7,7 +7,7 @@ measure it at once. What they saw is kept in rank 0's store under the cluster's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from shardwright.verbs.subject import capture, find_cluster
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
+    from shardwright.runtime.profile import Probe
 
 # Of all shapes of groups together, beneath computation not counted.
 LINK_SECONDS = 16.0
@@ -92,25 +93,15 @@ def _links(
     are new, and what to say of the others."""
     from shardwright.runtime.profile import hosts
     from shardwright.verbs.measure import environment_of, keep
-    from shardwright.verbs.pace import HOSTS, is_old, newest, ratio
+    from shardwright.verbs.pace import newest
 
-    where, everyone = environment_of(machine), tuple(range(machine.num_devices))
-    known = newest(where) if is_first else {}
-    num_hosts = len({device.host for device in machine.devices})
-    key = collective_key("all_reduce", num_hosts, len(everyone), link_label(machine, everyone))
-    last = [one for name, one in known.items() if name.startswith(f"{key}|")]
-    probe = _told(
-        hosts.PROBE
-        if request.measure == "always" or not last
-        else hosts.BRIEF
-        if is_old(last)
-        else None
-    )
+    known = newest(environment_of(machine)) if is_first else {}
+    probe = _told(_probe(machine, request, known))
     if probe is None:
         return 0, ()
     records = hosts.measure_links(
         machine,
-        environment=where,
+        environment=environment_of(machine),
         budget_seconds=LINK_SECONDS,
         report=lambda done, of: watch.tell("measuring messages between ranks", done / of),
         probe=probe,
@@ -118,11 +109,32 @@ def _links(
     if not is_first:
         return 0, ()
     if probe == hosts.BRIEF:  # what is known stays; whether it still holds is all that is asked
-        pace = ratio(known, [one for one in records if one.key.startswith("collective|")])
-        note = replace(pace, what="messages", where=HOSTS).note if pace else ""
-        return 0, (note,) if note else ()
+        return 0, _held(known, records)
     keep(records)
     return len(records), ()
+
+
+def _probe(machine: Cluster, request: Request, known: Mapping[str, Record]) -> Probe | None:
+    """Return which messages to measure: all, some of those that are known and old, or none."""
+    from shardwright.runtime.profile import hosts
+    from shardwright.verbs.pace import is_old
+
+    everyone = tuple(range(machine.num_devices))
+    num_hosts = len({device.host for device in machine.devices})
+    key = collective_key("all_reduce", num_hosts, len(everyone), link_label(machine, everyone))
+    last = [one for name, one in known.items() if name.startswith(f"{key}|")]
+    if request.measure == "always" or not last:
+        return hosts.PROBE
+    return hosts.BRIEF if is_old(last) else None
+
+
+def _held(known: Mapping[str, Record], records: Sequence[Record]) -> tuple[str, ...]:
+    """Say if messages now take another time than was known of them."""
+    from shardwright.verbs.pace import HOSTS, ratio
+
+    pace = ratio(known, [one for one in records if one.key.startswith("collective|")])
+    note = replace(pace, what="messages", where=HOSTS).note if pace else ""
+    return (note,) if note else ()
 
 
 def _lead(model: str, machine: Cluster, request: Request, watch: Watch) -> Study:

@@ -30,8 +30,8 @@ ROUNDS, TURNS = 16, 4
 LONG_ROUNDS = 24
 # Slower ones would take too long to hide; what they cost is continued from the smaller ones. Those that
 # take longer than this over ``ROUNDS`` are hidden less often, ``TURNS`` times at least.
-SLOWEST_SECONDS = 0.1
-HIDDEN_SECONDS = 0.4
+SLOWEST_SECONDS = 0.05
+HIDDEN_SECONDS = 0.16
 SIZES = (1024, 64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
 _MATRIX = 192
 _TOUCHED = 1 << 18

@@ -21,7 +21,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import PACK, UPDATE, Record, link_label
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.profile import operators
-from shardwright.runtime.profile.beneath import Chunk
+from shardwright.runtime.profile.beneath import LONG_CHUNK_SECONDS, Chunk
 from shardwright.runtime.profile.clock import Timing
 from shardwright.runtime.profile.collectives import (
     PRIMITIVES,
@@ -44,8 +44,8 @@ Groups = tuple[tuple[int, ...], ...]
 PROBE = Probe(primitives=PRIMITIVES, sizes=SIZES[:-1])
 # To see whether what was measured still holds.
 BRIEF = Probe(primitives=("all_reduce", "transfer"), sizes=(SIZES[3], SIZES[5]), overheads=False)
-# How long all ranks compute to see how much of a core each has.
-CROWDED_SECONDS = 0.5
+# How often all ranks compute to see how much of a core each has.
+CROWDED_ROUNDS = 24
 OF_THREADS = (
     "held|",
     "stolen|",
@@ -93,28 +93,13 @@ def measure_links(
 ) -> list[Record]:
     """Measure messages of all shapes of groups, alone and beneath computation, and what running a rank
     costs besides; a collective call. Rank 0's clock counts, and its ``report`` is told."""
-    rank, place = dist.get_rank(), own_place()
-    found: dict[str, Timing] = {}
+    place = own_place()
     slower = crowding() if place.type == "cpu" else 1.0
-    if place.type == "cpu" and probe.overheads:
-        found["overhead|process_bytes"] = Timing(
-            seconds=float(resident_bytes()), spread=0.0, count=1
-        )
-        dist.barrier()  # all ranks are busy while any of them is measured
-        found |= time_overheads()
+    found = _overheads() if place.type == "cpu" and probe.overheads else {}
     records: list[Record] = []
     shapes = group_shapes(cluster)
     for number, shape in enumerate(shapes):
-        groups = [dist.new_group(list(devices)) for devices in shape]
-        mine = next(
-            (one for one, devices in zip(groups, shape, strict=True) if rank in devices), None
-        )
-        if mine is not None:
-            share = budget_seconds / len(shapes)
-            found |= time_collectives(mine, probe, share, lambda *_: None, place)  # type: ignore[arg-type]
-        dist.barrier()
-        if mine is not None:
-            dist.destroy_process_group(mine)  # type: ignore[arg-type]
+        found |= _time_together(shape, probe, budget_seconds / len(shapes), place)
         report(number + 1, len(shapes))
         first = shape[0]
         hosts = len({cluster.devices[device].host for device in first})
@@ -123,6 +108,29 @@ def measure_links(
         records += name_records(longer, hosts, len(first), label, environment)
         found = {}
     return records
+
+
+def _overheads() -> dict[str, Timing]:
+    """Measure what running a rank costs, all ranks busy at the same time."""
+    occupied = Timing(seconds=float(resident_bytes()), spread=0.0, count=1)
+    dist.barrier()
+    return {"overhead|process_bytes": occupied, **time_overheads()}
+
+
+def _time_together(
+    shape: Groups, probe: Probe, seconds: float, place: torch.device
+) -> dict[str, Timing]:
+    """Measure in all groups of a shape at once; nothing on a rank that is in none."""
+    groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
+    found: dict[str, Timing] = {}
+    for group, devices in zip(groups, shape, strict=True):
+        if dist.get_rank() in devices:
+            found = time_collectives(group, probe, seconds, lambda *_: None, place)
+    dist.barrier()
+    for group, devices in zip(groups, shape, strict=True):
+        if dist.get_rank() in devices:
+            dist.destroy_process_group(group)
+    return found
 
 
 def measure_operators(
@@ -158,15 +166,19 @@ def own_place() -> torch.device:
 
 
 def crowding() -> float:
-    """Return how many times as long as its own clock says a rank computes while all of them do; the mean
-    of all ranks."""
+    """Return how many times as long as its own clock says a rank computes while all of them do, in the
+    mean of all ranks: between points where they meet, since whoever is ready first leaves its core to
+    the others. How much later the slowest comes is the skew."""
     chunk = Chunk()
-    times = max(1, round(CROWDED_SECONDS / chunk.once))
-    dist.barrier()
-    begin, own = time.perf_counter(), time.thread_time()
-    chunk.run(times)
-    ratio = (time.perf_counter() - begin) / (time.thread_time() - own)
-    shared = torch.tensor([ratio], dtype=torch.float64)
+    times = max(1, round(LONG_CHUNK_SECONDS / chunk.once))
+    took = own = 0.0
+    for _ in range(CROWDED_ROUNDS):
+        dist.barrier()
+        begin, before = time.perf_counter(), time.thread_time()
+        chunk.run(times)
+        took += time.perf_counter() - begin
+        own += time.thread_time() - before
+    shared = torch.tensor([took / own], dtype=torch.float64)
     dist.all_reduce(shared)
     return max(1.0, float(shared.item()) / dist.get_world_size())
 
