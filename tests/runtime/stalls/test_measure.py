@@ -202,6 +202,15 @@ def test_of_several_ranks_the_slowest_counts(tmp_path):
     assert one[3] <= 4 / seconds[1]
 
 
+def test_a_step_may_take_its_batch_apart():
+    data = [{"x": torch.zeros(3), "labels": torch.zeros(3)} for _ in range(20)]
+
+    def step(batch):
+        batch.pop("labels")
+
+    assert analyse(lambda: map(dict, data), step, batches=8).batch_samples == 3
+
+
 def test_any_iterable_will_do():
     found = analyse(lambda: (torch.zeros(3) for _ in range(20)), lambda batch: None, batches=8)
     assert (found.batch_samples, found.workers, found.steps) == (3, 0, 11)
@@ -214,7 +223,9 @@ def test_any_iterable_will_do():
         ([1, 2, 3], {}, "gives 3 batches, and a rate needs 8"),
         ([1] * 20, {"seconds": 0}, "positive number of seconds"),
         ([1] * 20, {"batches": 7}, "8 batches or more"),
-        ([1] * 20, {"data": ["/nowhere/at/all"]}, "no file or folder /nowhere/at/all"),
+        ([1] * 20, {"batches": 10**20}, "at most 1,000,000"),
+        ([1] * 20, {"data": ["/nowhere/at/all"]}, "no file or folder '/nowhere/at/all'"),
+        ([1] * 20, {"data": [""]}, "no file or folder ''"),
     ],
 )
 def test_what_cannot_be_analysed_is_refused(loader, options, message):
