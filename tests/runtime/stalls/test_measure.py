@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardwright.errors import InputError
-from shardwright.runtime.stalls.measure import _modelled, _Phases
+from shardwright.runtime.stalls.measure import _fetched, _modelled, _Phases
 from shardwright.stalls import analyse
 from shardwright.verbs.request import Watch
 
@@ -175,6 +175,14 @@ def test_a_stall_is_shared_out_by_what_each_part_costs(workers, fetch, cold, cac
     slow = replace(times, resident=100.0, cold=101.0)
     if workers:
         assert _modelled(slow, workers, 2.0, True) == pytest.approx(101.0)
+
+
+def test_workers_that_outnumber_cores_fetch_as_slowly_as_one():
+    """Four of 32 ms of fetching and 8 of work on two cores: 40 ms of a worker with cold data, 16 with data in memory."""
+    crowded = _Phases(prepare=8.0, cached_alone=16.0, cold_alone=40.0, fetched=32.0)
+    assert _fetched(crowded) == pytest.approx(32.0)
+    # A disk that gives four less than one shows in their own difference.
+    assert _fetched(replace(crowded, cold_alone=60.0)) == pytest.approx(44.0)
 
 
 def on_a_rank(rank, store, seconds, found):

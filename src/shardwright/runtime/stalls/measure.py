@@ -50,6 +50,7 @@ class _Phases:
     prepare: float = 0.0  # of one worker, without waiting for anything
     cached_alone: float = 0.0
     cold_alone: float = 0.0
+    fetched: float = 0.0  # by one process alone, which has a core for itself
     blocked: float = 0.0
     cached: float = 0.0
     cold: float = 0.0
@@ -148,6 +149,7 @@ class Analysis:
         times.blocked = second.blocked if self.files else first.blocked
         times.cached_alone = second.own
         times.cold_alone = max(first.own, second.own) if self.files else second.own
+        times.fetched = max(0.0, first.own - second.own) if self.files else 0.0
 
     def _drawn_here(self, batches: int) -> Account:
         """Return the seconds of one of so many batches drawn without workers, the first left out."""
@@ -304,8 +306,9 @@ def _rates(times: _Phases, samples: int, workers: int, cores: float, is_ahead: b
 
 
 def _fetched(times: _Phases) -> float:
-    """Return the seconds that one worker waits for the data of a batch, 0 where they are too few to be told."""
-    fetch = times.cold_alone - times.cached_alone + times.blocked
+    """Return the seconds that one worker waits for the data of a batch, 0 where they are too few to be told. Workers
+    that outnumber cores are slower with data in memory, too, so that their difference is too small."""
+    fetch = max(times.cold_alone - times.cached_alone, times.fetched) + times.blocked
     return fetch if fetch >= MATERIAL / 5 * times.cold_alone else 0.0
 
 
