@@ -131,4 +131,4 @@ def _resident(path: str) -> tuple[int, int]:
     failed = libc.mincore(address, size, flags)
     libc.munmap(address, size)
     # The other bits are the kernel's; a data set has millions of pages.
-    return (0, 0) if failed else (int((np.frombuffer(flags, np.uint8) & 1).sum()), pages)
+    return (0, 0) if failed else (int((np.frombuffer(bytes(flags), np.uint8) & 1).sum()), pages)
