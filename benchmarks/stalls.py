@@ -1,6 +1,6 @@
 """How exact the stall analyser is: loaders whose costs are known, found beside given.
 
-    python benchmarks/stalls.py [--seconds 8] [--workers 0,1,2,4] [--ranks 1] [--unseen]
+    python benchmarks/stalls.py [--seconds 8] [--workers 0,1,2,4] [--ranks 1] [--unseen] [--files]
 
 Items sleep to fetch and keep a core busy to prepare (with and, one of the unseen, without Python's lock free); the step sleeps.
 What a sleep, an item's work and a step take by themselves is measured beside it, and stalls are what plain loops lose: over a
@@ -8,6 +8,8 @@ resident batch, over a loader that fetches nothing, over the whole one. Rates sh
 themselves, or of a step where they are less than half of one), and what binds right in every case, on an idle machine.
 With two ranks every figure is that of the slower, whose step takes a tenth longer.
 ``--unseen``: loaders of other makes instead, which no estimate was fitted to.
+``--files``: items are files that sleep where their page is not in memory, as on a slow disk, so that phases show what is
+only modelled where nothing is seen to be read.
 The last line is what measuring adds to a step, which should be 2 % at most.
 """
 
@@ -25,8 +27,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +37,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from shardwright.core.stalls import InputRates
+from shardwright.runtime.stalls.pages import PAGE, evict
 from shardwright.stalls import analyse
 
 BATCH = 4
@@ -44,7 +48,7 @@ COSTS = {
     "computation": (0.002, 0.002, 0.040),
 }
 CHUNK = bytes(20_000)  # some 20 us of work without the lock
-TURNS = 7  # of what measuring costs
+TURNS = 15  # of what measuring costs
 LOOP_SECONDS = 1.0
 
 
@@ -75,18 +79,42 @@ class Items(Dataset):
         is_python: bool = False,
     ) -> None:
         self.fetch, self.prepare, self.spreads, self.is_python = fetch, prepare, spreads, is_python
+        self.folder = ""
 
     def __len__(self) -> int:
         return 4000
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.fetch:
+        if self.folder:
+            self.read(index)
+        elif self.fetch:
             time.sleep(self.fetch * self.spreads[0](index))
         end = time.thread_time() + self.prepare * self.spreads[1](index)
         while time.thread_time() < end:
             if not self.is_python:
                 hashlib.sha256(CHUNK)
         return torch.tensor([float(index)])
+
+    def read(self, index: int) -> None:
+        """Read an item's file, which takes a while where its page is not in memory."""
+        file, data = os.open(f"{self.folder}/{index}", os.O_RDONLY), bytearray(PAGE)
+        try:
+            os.preadv(file, [data], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            time.sleep(self.fetch * self.spreads[0](index))
+            os.preadv(file, [data], 0)
+        finally:
+            os.close(file)
+
+    def remember(self) -> None:
+        """Have all files in memory."""
+        for index in range(len(self) if self.folder else 0):
+            Path(self.folder, str(index)).read_bytes()
+
+    def forget(self) -> None:
+        """Put all files out of memory."""
+        if self.folder:
+            evict(f"{self.folder}/{index}" for index in range(len(self)))
 
 
 class Stream(IterableDataset):
@@ -145,10 +173,13 @@ class Case:
     is_ahead: bool = False
     spreads: tuple[Spread, Spread] = (even, even)
     is_python: bool = False
+    folder: str = ""
 
     def items(self, *, fetches: bool = True) -> Items:
         fetch = self.costs[0] if fetches else 0.0
-        return Items(fetch, self.costs[1], self.spreads, self.is_python)
+        items = Items(fetch, self.costs[1], self.spreads, self.is_python)
+        items.folder = self.folder
+        return items
 
 
 def torch_case(
@@ -187,6 +218,7 @@ def unseen() -> list[Case]:
 def apart(case: Case, step: Callable[[Any], object]) -> tuple[float, float, float]:
     """Return what an item's sleep and its work take by themselves, sleeping late and collating included, and a step."""
     items, late = case.items(), 0.0
+    items.remember()
     for index in range(40):
         begin, work = time.perf_counter(), time.thread_time()
         time.sleep(items.fetch * case.spreads[0](index))
@@ -240,9 +272,11 @@ def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -
     """Return errors of rates and stalls."""
     fetch, prepare, compute = slowest(*apart(case, step))
     skip = 3 * max(1, case.workers) + 4
-    loops = [
-        looped(case.make(case.items(fetches=fetches)), step, skip) for fetches in (False, True)
-    ]
+    loops: list[float] = []
+    for fetches in (False, True):
+        items = case.items(fetches=fetches)
+        items.forget() if fetches else items.remember()
+        loops.append(looped(case.make(items), step, skip))
     cached, whole = slowest(*loops)
     found = analyse(case.make(case.items()), step, seconds=seconds)
     workers, cores = max(1, case.workers), found.cores / ranks
@@ -273,13 +307,26 @@ def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -
 
 
 def look(
-    rank: int, ranks: int, store: str, workers: list[int], seconds: float, others: bool
+    rank: int,
+    ranks: int,
+    store: str,
+    workers: list[int],
+    seconds: float,
+    others: bool,
+    folder: str,
 ) -> None:
-    """Analyse every loader on one rank of several; the first one tells."""
+    """Analyse every loader on one rank of several; the first one tells. Each rank has files of its own."""
+    if folder:
+        folder = f"{folder}/{rank}"
+        os.mkdir(folder)
+        for index in range(4000):
+            Path(folder, str(index)).write_bytes(bytes(PAGE))
+        os.sync()  # what is dirty stays in memory
     if ranks > 1:
         dist.init_process_group("gloo", f"file://{store}", world_size=ranks, rank=rank)
     known = [torch_case(name, costs, n) for n, (name, costs) in product(workers, COSTS.items())]
     for case in unseen() if others else known:
+        case = replace(case, folder=folder)
         wait = case.costs[2] * (1.1 if rank else 1.0)
         told = row(case, seconds, lambda batch, wait=wait: time.sleep(wait), ranks)
         if not rank:
@@ -307,36 +354,36 @@ def files(folder: str) -> Callable[[], Iterator[torch.Tensor]]:
 
 
 def overhead() -> str:
-    """Return what steps of an analysis take beside the same without one, in turns: processor time, so that other
-    programs do not count, of a step of some 0.2 ms that reads files."""
-    shares: list[float] = []
+    """Return what steps of an analysis take beside the same without one: processor time of a step of some 0.2 ms that
+    reads files, the least of all turns at each place, so that neither other programs nor their caches count. How
+    far two plain loops are apart says how sharp that is."""
+    seconds: dict[str, list[list[float]]] = {"before": [], "analysed": [], "after": []}
     with tempfile.TemporaryDirectory() as folder:
-        loader, weights = files(folder), torch.randn(128, 128)
+        loader, weights, stamps = files(folder), torch.randn(128, 128), list[float]()
 
         def step(batch: torch.Tensor) -> None:
             for _ in range(4):
                 weights.mm(weights)
+            stamps.append(time.thread_time())
 
         for _ in range(TURNS):
-            begin = time.process_time()
-            for batch in islice(loader(), 200):
-                step(batch)
-            plain = time.process_time() - begin
-            spent: list[float] = []
-
-            def stepped(batch: torch.Tensor, spent: list[float] = spent) -> None:
-                step(batch)
-                spent.append(time.process_time())
-
-            found = analyse(loader, stepped, batches=150)
-            # The last are those of the cold phase, in front of them as many with data in memory, as in the plain loop.
-            both = spent[3 + found.steps :]
-            last = both[len(both) // 2 - 100 : len(both) // 2]
-            shares.append((last[-1] - last[0]) / (len(last) - 1) / (plain / 200) - 1)
-    middle = statistics.median(shares)
+            for name, found in seconds.items():
+                stamps.clear()
+                if name == "analysed":
+                    count = analyse(loader, step, batches=150).steps
+                    # The phase before the last, with data in memory as in the plain loops.
+                    spent = stamps[-2 * count : -count]
+                else:
+                    for batch in islice(loader(), 150):
+                        step(batch)
+                    spent = stamps[:]
+                found.append([b - a for a, b in itertools.pairwise(spent[20:150])])
+    least = {name: sum(map(min, zip(*turns, strict=True))) for name, turns in seconds.items()}
+    plain = (least["before"] + least["after"]) / 2
     return (
-        f"a step takes {middle:+.2%} of its processor time while it is analysed (median of {TURNS} turns, "
-        f"{min(shares):+.2%} to {max(shares):+.2%}; a step of {plain / 200 * 1e6:.0f} us that opens {BATCH} files)"
+        f"a step takes {least['analysed'] / plain - 1:+.2%} of its processor time while it is analysed (two plain loops "
+        f"differ by {abs(least['after'] - least['before']) / plain:.2%}; least of {TURNS} turns, a step of "
+        f"{plain / 129 * 1e6:.0f} us that opens {BATCH} files)"
     )
 
 
@@ -348,6 +395,7 @@ def main() -> None:
     parser.add_argument("--workers", default="0,1,2,4")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--unseen", action="store_true", help="loaders of other makes")
+    parser.add_argument("--files", action="store_true", help="items are files of a slow disk")
     chosen = parser.parse_args()
     if chosen.workers:
         print(
@@ -357,7 +405,8 @@ def main() -> None:
     workers = [int(one) for one in chosen.workers.split(",") if one]
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
-        words = chosen.ranks, store, workers, chosen.seconds, chosen.unseen
+        kept = folder if chosen.files else ""
+        words = chosen.ranks, store, workers, chosen.seconds, chosen.unseen, kept
         context = multiprocessing.get_context("spawn")
         # None is another's child, whose work would count as its parent's.
         ranks = [context.Process(target=look, args=(rank, *words)) for rank in range(chosen.ranks)]

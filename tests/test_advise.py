@@ -157,6 +157,15 @@ def test_caches_are_weighed_by_what_they_leave_to_read(tmp_path):
     assert [one["samples_per_second"] for one in jobs["ways"]] == pytest.approx([40, 40, 100])
 
 
+@pytest.mark.parametrize(("memory", "says"), [("2 GB", "-"), ("0.9 GB", "would wait for no data")])
+def test_caches_of_what_nothing_limits_say_so_in_words(memory, says, tmp_path):
+    words = ("--dataset", "1 GB", "--samples", "1000", "--memory", memory, "--storage", "10 MB/s")
+    done = shardwright("advise", "caches", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+    assert not re.search(r"\b(inf|nan)", done.stdout)
+
+
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 0.01 * 2), ("sgd", 0.01 * 4)])
 def test_the_learning_rate_follows_the_rule_of_the_optimizer(optimizer, rate, tmp_path):
     found = advised(

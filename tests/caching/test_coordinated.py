@@ -317,10 +317,21 @@ def test_jobs_that_do_not_agree_are_refused(tmp_path):
             SharedLoader(Told(tmp_path / "log", SAMPLES + 1), how, batch_size=4)
 
 
-@pytest.mark.parametrize("changed", [{"name": ""}, {"chunk": 0}, {"depth": 0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"name": ""}, {"chunk": 0}, {"depth": 0}, {"seed": -1}, {"patience": float("nan")}],
+)
 def test_sharing_is_checked(tmp_path, changed):
     with pytest.raises(InputError, match="share by a name"):
         sharing(tmp_path, **changed)
+
+
+@pytest.mark.parametrize(
+    ("data", "given"), [([], {}), ([1], {"batch_size": 0}), ([1], {"workers": -1})]
+)
+def test_what_jobs_share_is_checked(tmp_path, data, given):
+    with pytest.raises(InputError, match="jobs share batches"):
+        SharedLoader(data, sharing(tmp_path), **{"batch_size": 1, **given})
 
 
 def test_random_numbers_of_the_job_itself_stay_its_own(tmp_path):

@@ -63,6 +63,17 @@ def test_bytes_equal_those_of_the_files(tmp_path):
         assert (cache.hits, cache.misses) == (30, 30)
 
 
+def test_files_may_have_names_that_no_text_has(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe.bin")
+    with open(path, "wb") as file:
+        file.write(b"x")
+    os.utime(path, LONG_AGO)
+    with MinIOCache(1 << 20, folder=tmp_path) as cache:
+        data = CachedFiles([path], cache)
+        assert (data[0], data[0]) == (b"x", b"x")
+        assert cache.hits == 1
+
+
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path):
     path = write(tmp_path / "a", b"old")
     with MinIOCache(1 << 20, folder=tmp_path) as cache:

@@ -115,7 +115,20 @@ def test_one_name_has_one_capacity(tmp_path):
     MinIOCache(CAPACITY + 1, name="a", folder=tmp_path).close()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..\n", "a" * 101])
+def test_bytes_may_be_written_as_50e6_and_are_whole(tmp_path):
+    with MinIOCache(50e3, items=1e2, folder=tmp_path) as cache:  # type: ignore[arg-type]
+        assert cache.capacity == 50_000
+        assert cache.get("a", lambda: b"x") == b"x"
+    for capacity in (1.5, -1, float("nan"), float("inf"), 1 << 47):
+        with pytest.raises(InputError, match="a whole number"):
+            MinIOCache(capacity, folder=tmp_path)
+    for items in (-1, 2.5):
+        with pytest.raises(InputError, match="change items"):
+            MinIOCache(1, items=items, folder=tmp_path)  # type: ignore[arg-type]
+    assert folders(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "..\n", "a" * 101, "\u4e2d" * 60])
 def test_names_are_those_of_one_folder(tmp_path, name):
     with pytest.raises(InputError, match="name"):
         MinIOCache(CAPACITY, name=name, folder=tmp_path)

@@ -214,8 +214,8 @@ def impostor(behave):
             while True:
                 link, _ = listener.accept()
                 with link, contextlib.suppress(OSError):
-                    frames.prove_to_client(link, KEY.encode(), time.monotonic() + 5)
-                    frames.receive(link, frames.ASKED.size, time.monotonic() + 5)
+                    frames.prove_to_client(link, KEY.encode(), frames.Patience(5))
+                    frames.receive(link, frames.ASKED.size, frames.Patience(5))
                     behave(link)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -251,13 +251,39 @@ def test_answers_that_are_wrong_or_slow_are_not_used(tmp_path, behave):
         falls_back(tmp_path, address)
 
 
+def steadily(link):
+    """Give 8 MB within 0.4 s, however long it takes to ask."""
+    data = b"x" * 80_000
+    link.sendall(frames.ANSWERED.pack(frames.HIT, 100 * len(data), zlib.crc32(100 * data)))
+    for _ in range(100):
+        link.sendall(data)
+        time.sleep(0.004)
+
+
+def test_an_item_that_is_large_is_not_too_slow(tmp_path):
+    with impostor(steadily) as address, pair(tmp_path, address, 0.2) as (view, keys):
+        assert len(view.get(f"{keys[0]}", fail)) == 8_000_000
+        assert view.failures == 0
+
+
+def test_a_thread_that_finds_the_connection_taken_reads_storage_and_blames_nobody(tmp_path):
+    with impostor(steadily) as address, pair(tmp_path, address, 0.1) as (view, keys):
+        other = threading.Thread(target=view.get, args=(f"{keys[0]}", fail))
+        other.start()
+        while not view._peers[address]._turn.locked():
+            time.sleep(0.001)
+        assert view.get(f"{keys[1]}", lambda: b"read") == b"read"
+        other.join()
+        assert (view.failures, view.misses, view.remote_hits) == (0, 1, 1)
+
+
 def test_a_server_outlives_clients_that_say_nonsense(tmp_path):
     with (
         MinIOCache(CAPACITY, folder=tmp_path) as cache,
         CacheServer(cache, "127.0.0.1:0", key=KEY) as server,
     ):
         host, port = server.address.split(":")
-        digest, soon = digest_of("a"), time.monotonic() + 30
+        digest, soon = digest_of("a"), frames.Patience(30)
         said = [
             b"GET / HTTP/1.0\r\n\r\n" * 20,
             frames.ASKED.pack(77, digest, 0, 0),
@@ -291,3 +317,9 @@ def test_addresses_are_host_and_port(tmp_path, address):
 def test_an_empty_key_is_refused(tmp_path):
     with MinIOCache(0, folder=tmp_path) as cache, pytest.raises(InputError, match="key"):
         CacheServer(cache, "127.0.0.1:0", key="")
+
+
+@pytest.mark.parametrize("given", [{"patience": 0}, {"patience": float("nan")}, {"rest": -1}])
+def test_how_long_hosts_are_waited_for_is_checked(tmp_path, given):
+    with MinIOCache(0, folder=tmp_path) as cache, pytest.raises(InputError, match="waited for"):
+        PartitionedCache(cache, ["a:1"], "a:1", key=KEY, **given)

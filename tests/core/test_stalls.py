@@ -139,3 +139,15 @@ def test_a_longer_queue_helps_where_steps_take_longer_than_the_rates_allow():
     assert "prefetch_factor=4" in knob.change
     assert not replace(fits, prefetch=0).knobs()
     assert not replace(fits, cold_seconds=0.021).knobs()
+
+
+def test_pinning_helps_as_far_as_copying_takes_the_steps_time():
+    """A step of 10 ms, 4 of which pinned memory would save: 1,667 samples a second of 10 a step."""
+    bound = replace(found(compute=1000.0, prepare=1e5), pinning_seconds=0.004)
+    (knob,) = [knob for knob in bound.knobs() if knob.name == "pinning"]
+    assert knob.speed == pytest.approx(10 / 0.006)
+    assert "pin_memory=True" in knob.change
+    # Not where input binds, nor where copying would be all of the step.
+    for other in (found(compute=1000.0, prepare=500.0), replace(bound, resident_seconds=0.003)):
+        knobs = replace(other, pinning_seconds=0.004).knobs()
+        assert "pinning" not in [knob.name for knob in knobs]

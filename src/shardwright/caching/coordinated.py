@@ -70,10 +70,11 @@ class Sharing:
             not self.name
             or min(self.chunk, self.depth, self.jobs) < 1
             or not 0 <= self.seed < 1 << 63
+            or not self.patience > 0
         ):
             raise InputError(
-                "jobs share by a name, at least one sample and one chunk at a time, with a seed from 0 to 2^63 - 1, "
-                f"not {self}; change it"
+                "jobs share by a name, at least one sample and one chunk at a time, with a seed from 0 to 2^63 - 1 and "
+                f"patience of more than 0 s, not {self}; change it"
             )
 
 
@@ -97,9 +98,10 @@ class SharedLoader:
         collate: Callable[[list[Any]], Any] = list,
         drop_last: bool = False,
     ) -> None:
-        if batch_size < 1 or not len(dataset):
+        if batch_size < 1 or not len(dataset) or workers < 0:
             raise InputError(
-                f"batches have at least one sample, not {min(batch_size, len(dataset))}"
+                f"jobs share batches of 1 sample or more of a data set that has some, by 0 workers or more, not batches "
+                f"of {batch_size} of {len(dataset)} samples by {workers}; change it"
             )
         self._work = _Work(dataset, sharing)
         self._sharing, self._batch = sharing, batch_size

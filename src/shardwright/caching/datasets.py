@@ -230,6 +230,7 @@ def _samples(path: str) -> list[_Sample]:
                 found[-1][1].append((rest, member.offset_data, member.size))
     except tarfile.TarError as error:
         raise InputError(
-            f"shards are tar files that are not compressed, but {path} is not ({error}); unpack it"
+            f"shards are tar files that are not compressed, but {path} is not ({error}); unpack it, or copy it again "
+            "where it was cut off"
         ) from None
     return found

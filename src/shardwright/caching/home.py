@@ -19,6 +19,7 @@ from shardwright.errors import InputError, RunError
 from shardwright.runtime.scratch import PREFIX, SHARED_MEMORY, claim, join, leave, sweep
 
 _PATIENCE = 30.0  # seconds to wait for somebody who is removing a folder of the same name
+MOST_NAME = 100
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -53,9 +54,9 @@ def open_home(
     It lies under ``folder``, or in shared memory, or, where ``size`` bytes are not free there, in the folder for
     temporary files. An empty name is nobody else's.
     """
-    if not re.fullmatch(r"[\w.-]{0,100}", name):
+    if not re.fullmatch(r"[\w.-]*", name) or len(os.fsencode(name)) > MOST_NAME:
         raise InputError(
-            f"a name that processes share has at most 100 letters, digits, '.', '-' and '_', not {name!r}; rename it"
+            f"a name that processes share has at most {MOST_NAME} bytes of letters, digits, '.', '-' and '_', not {name!r}; rename it"
         )
     places = _places(size, folder)
     full = f"{PREFIX}{kind}-{os.getuid()}-{name or secrets.token_hex(8)}"

@@ -75,32 +75,30 @@ class MinIOCache:
 
     def __init__(
         self,
-        capacity: int,
+        capacity: float,
         *,
         name: str = "",
         folder: str | Path | None = None,
         items: int = 0,
         always: bool = False,
     ) -> None:
-        if not 0 <= capacity <= MOST_BYTES:
-            raise InputError(f"a cache has 0 to 2^46 bytes, not {capacity:,}; change capacity")
-        expected = items or min(MOST_ITEMS, max(256, capacity // _BYTES_PER_SLOT))
-        if not 0 < expected <= MOST_ITEMS:
-            raise InputError(f"a cache has 1 to 2^30 items, not {items:,}; change items")
+        room = _whole(capacity, MOST_BYTES, "capacity", "0 to 2^46 bytes")
+        expected = _whole(items, MOST_ITEMS, "items", "1 to 2^30 items")
+        expected = expected or min(MOST_ITEMS, max(256, room // _BYTES_PER_SLOT))
         slots = 1 << (expected * 3 // 2).bit_length()
         start = _INDEX_AT + slots * _SLOT_BYTES
         self._home = open_home(
-            name, start + capacity, lambda at: _make(at, slots, capacity), kind=KIND, folder=folder
+            name, start + room, lambda at: _make(at, slots, room), kind=KIND, folder=folder
         )
         self.place = self._home.place
         self._always = always
         self._file = os.open(self._home.path / "arena", os.O_RDWR | os.O_CLOEXEC)
         self._map = mmap.mmap(self._file, 0)
         magic, self._slots, self.capacity = _HEAD.unpack_from(self._map)
-        if magic != _MAGIC or self.capacity != capacity:
-            self._home.close()
+        if magic != _MAGIC or self.capacity != room:
+            _end(self._home, self._file)
             raise InputError(
-                f"processes share a cache of one capacity; {name!r} has {self.capacity:,} bytes, not {capacity:,}: "
+                f"processes share a cache of one capacity; {name!r} has {self.capacity:,} bytes, not {room:,}: "
                 "give all of them the same, or another name"
             )
         self._start = _INDEX_AT + self._slots * _SLOT_BYTES
@@ -319,8 +317,16 @@ class MinIOCache:
 
 
 def digest_of(key: str | bytes) -> bytes:
-    """Return the 16 bytes by which an item is known."""
-    return hashlib.blake2b(key.encode() if isinstance(key, str) else key, digest_size=16).digest()
+    """Return the 16 bytes by which an item is known; a name that is not UTF-8, as files may have, is one too."""
+    data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _whole(number: float, most: int, name: str, rule: str) -> int:
+    """Return a whole number, also of one written as 50e9."""
+    if not 0 <= number <= most or number != int(number):
+        raise InputError(f"a cache has {rule}, a whole number, not {number:,}; change {name}")
+    return int(number)
 
 
 def _rounded(length: int) -> int:

@@ -29,8 +29,8 @@ class PartitionedCache:
     """This host's cache and those of the other hosts of a job.
 
     ``members`` are the addresses of the hosts' servers, this host's ``me`` among them, alike on all hosts. A host that
-    has not answered within ``patience`` seconds, or not rightly, is left alone for ``rest`` seconds, twice as long
-    each time; meanwhile its items are those of others. ``local_hits``, ``remote_hits``, ``misses``, ``read_bytes``
+    has not answered within ``patience`` seconds (longer by what an item's bytes take at 8 MB/s), or not rightly, is
+    left alone for ``rest`` seconds, twice as long each time; meanwhile its items are those of others. ``local_hits``, ``remote_hits``, ``misses``, ``read_bytes``
     and ``failures`` count in this process.
     """
 
@@ -44,6 +44,11 @@ class PartitionedCache:
         patience: float = 1.0,
         rest: float = 10.0,
     ) -> None:
+        if not patience > 0 or not rest >= 0:
+            raise InputError(
+                f"hosts are waited for more than 0 s and left alone for 0 s or more, not {patience} and {rest}; "
+                "change patience or rest"
+            )
         self.cache, self.me = cache, me
         self._key, self._patience, self._rest = key_bytes(key), patience, rest
         self._peers: dict[str, _Peer] = {}
@@ -120,6 +125,8 @@ class PartitionedCache:
                 continue
             try:
                 answer, data = self._peers[address].get(digest, start, end)
+            except frames.BusyError:
+                return None, []
             except OSError as error:
                 self._fail(address, error)
                 continue
@@ -148,6 +155,8 @@ class PartitionedCache:
             try:
                 if self._peers[address].put(digest, data):
                     return
+            except frames.BusyError:
+                return
             except OSError as error:
                 self._fail(address, error)
 
@@ -190,13 +199,13 @@ class _Peer:
     def get(self, digest: bytes, start: int, end: int) -> tuple[int, bytes]:
         """Return the answer, and the bytes of a HIT."""
 
-        def ask(link: socket.socket, deadline: float) -> tuple[int, bytes]:
-            frames.send(link, deadline, frames.ASKED.pack(frames.GET, digest, start, end))
-            what, length, check = _answer(link, deadline)
+        def ask(link: socket.socket, patience: frames.Patience) -> tuple[int, bytes]:
+            frames.send(link, patience, frames.ASKED.pack(frames.GET, digest, start, end))
+            what, length, check = _answer(link, patience)
             if what not in (frames.HIT, frames.MISS, frames.FULL) or length > end - start:
                 raise frames.FrameError("an answer that none should give")
             return what, frames.checked(
-                link, length, check, deadline
+                link, length, check, patience
             ) if what == frames.HIT else b""
 
         return self._talk(ask)
@@ -204,27 +213,27 @@ class _Peer:
     def put(self, digest: bytes, data: bytes) -> bool:
         """Return whether the host keeps an item."""
 
-        def ask(link: socket.socket, deadline: float) -> bool:
-            frames.send(link, deadline, frames.ASKED.pack(frames.PUT, digest, 0, len(data)))
-            what, _, _ = _answer(link, deadline)
+        def ask(link: socket.socket, patience: frames.Patience) -> bool:
+            frames.send(link, patience, frames.ASKED.pack(frames.PUT, digest, 0, len(data)))
+            what, _, _ = _answer(link, patience)
             if what == frames.GO:
                 head = frames.ANSWERED.pack(frames.GO, len(data), zlib.crc32(data))
-                frames.send(link, deadline, head, data)
-                what, _, _ = _answer(link, deadline)
+                frames.send(link, patience, head, data)
+                what, _, _ = _answer(link, patience)
             return what == frames.KEPT
 
         return self._talk(ask)
 
-    def _talk(self, ask: Callable[[socket.socket, float], Any]) -> Any:
+    def _talk(self, ask: Callable[[socket.socket, frames.Patience], Any]) -> Any:
         """Ask over this process's connection; after a failure nobody knows where in a frame it is, so it is closed."""
         if os.getpid() != self._process:
             self._process, self._turn = os.getpid(), threading.Lock()
             self.close()
-        deadline = time.monotonic() + self._patience
         if not self._turn.acquire(timeout=self._patience):
-            raise frames.FrameError("another thread waits for it")
+            raise frames.BusyError
+        patience = frames.Patience(self._patience)
         try:
-            found = self._ask(ask, deadline)
+            found = self._ask(ask, patience)
         except BaseException:
             self.close()
             raise
@@ -234,21 +243,22 @@ class _Peer:
         finally:
             self._turn.release()
 
-    def _ask(self, ask: Callable[[socket.socket, float], Any], deadline: float) -> Any:
+    def _ask(
+        self, ask: Callable[[socket.socket, frames.Patience], Any], patience: frames.Patience
+    ) -> Any:
         if self._link is not None:
             try:
-                return ask(self._link, deadline)
+                return ask(self._link, patience)
             except OSError:  # the host may have been started again since
                 self.close()
-        return ask(self._connect(deadline), deadline)
+        return ask(self._connect(patience), patience)
 
-    def _connect(self, deadline: float) -> socket.socket:
-        left = max(0.001, deadline - time.monotonic())
-        self._link = socket.create_connection(self._where, timeout=left)
+    def _connect(self, patience: frames.Patience) -> socket.socket:
+        self._link = socket.create_connection(self._where, timeout=patience.left())
         self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        frames.prove_to_server(self._link, self._key, deadline)
+        frames.prove_to_server(self._link, self._key, patience)
         return self._link
 
 
-def _answer(link: socket.socket, deadline: float) -> tuple[int, int, int]:
-    return frames.ANSWERED.unpack(frames.receive(link, frames.ANSWERED.size, deadline))
+def _answer(link: socket.socket, patience: frames.Patience) -> tuple[int, int, int]:
+    return frames.ANSWERED.unpack(frames.receive(link, frames.ANSWERED.size, patience))

@@ -15,7 +15,7 @@ from shardwright.errors import InputError
 
 _MOST_LINKS = 1024
 _MOST_PORT = 2**16 - 1
-_PATIENCE = 10.0  # seconds that a request may take to arrive and to be answered
+_PATIENCE = 10.0  # seconds that a request may take, besides what its bytes take
 
 
 class CacheServer:
@@ -70,12 +70,12 @@ class CacheServer:
         """Answer one client until it leaves, or says something that none should say."""
         try:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            frames.prove_to_client(link, self._key, time.monotonic() + _PATIENCE)
+            frames.prove_to_client(link, self._key, frames.Patience(_PATIENCE))
             while True:
                 link.settimeout(None)
                 if not link.recv(1, socket.MSG_PEEK):
                     return
-                self._answer(link, time.monotonic() + _PATIENCE)
+                self._answer(link, frames.Patience(_PATIENCE))
         except OSError:
             return
         finally:
@@ -83,49 +83,49 @@ class CacheServer:
                 self._links.discard(link)
             link.close()
 
-    def _answer(self, link: socket.socket, deadline: float) -> None:
+    def _answer(self, link: socket.socket, patience: frames.Patience) -> None:
         what, digest, start, end = frames.ASKED.unpack(
-            frames.receive(link, frames.ASKED.size, deadline)
+            frames.receive(link, frames.ASKED.size, patience)
         )
         if what not in (frames.GET, frames.PUT):
             raise frames.FrameError("a client asks for what there is not")
         found = self._cache.find(digest)
         if what == frames.GET:
-            _give(link, deadline, found, (start, end), self._cache.has_declined)
+            _give(link, patience, found, (start, end), self._cache.has_declined)
         elif found is not None:
-            _say(link, deadline, frames.KEPT)
+            _say(link, patience, frames.KEPT)
         elif not self._cache.has_room(end):
             self._cache.decline()
-            _say(link, deadline, frames.DECLINED)
+            _say(link, patience, frames.DECLINED)
         else:
-            _say(link, deadline, frames.GO)
+            _say(link, patience, frames.GO)
             _, length, check = frames.ANSWERED.unpack(
-                frames.receive(link, frames.ANSWERED.size, deadline)
+                frames.receive(link, frames.ANSWERED.size, patience)
             )
             if length != end:
                 raise frames.FrameError("a client sends other bytes than it said")
-            data = frames.checked(link, length, check, deadline)
+            data = frames.checked(link, length, check, patience)
             kept = self._cache.put(digest, data)
-            _say(link, deadline, frames.KEPT if kept else frames.DECLINED)
+            _say(link, patience, frames.KEPT if kept else frames.DECLINED)
 
 
 def _give(
     link: socket.socket,
-    deadline: float,
+    patience: frames.Patience,
     found: memoryview | None,
     part: tuple[int, int],
     is_full: bool,
 ) -> None:
     if found is None:
-        _say(link, deadline, frames.FULL if is_full else frames.MISS)
+        _say(link, patience, frames.FULL if is_full else frames.MISS)
         return
     data = found[part[0] : min(part[1], len(found))]
     head = frames.ANSWERED.pack(frames.HIT, len(data), zlib.crc32(data))
-    frames.send(link, deadline, head, data)
+    frames.send(link, patience, head, data)
 
 
-def _say(link: socket.socket, deadline: float, what: int) -> None:
-    frames.send(link, deadline, frames.ANSWERED.pack(what, 0, 0))
+def _say(link: socket.socket, patience: frames.Patience, what: int) -> None:
+    frames.send(link, patience, frames.ANSWERED.pack(what, 0, 0))
 
 
 def key_bytes(key: str | bytes) -> bytes:

@@ -133,7 +133,8 @@ class Stalls:
     ``resident_seconds`` with one batch again and again, ``cached_seconds`` with the loader and its data in memory,
     ``cold_seconds`` with its data out of memory (paper, section 4.2: T1, T2, T3). ``rates`` are one rank's.
     ``dataset_samples`` and ``dataset_bytes`` are 0 where nobody could tell, ``prefetch``, how many batches of each worker
-    may lie ready, where nobody works ahead.
+    may lie ready, where nobody works ahead, ``pinning_seconds``, by which a batch would be copied to the accelerator
+    sooner from pinned memory, where it is pinned, or there is none.
     """
 
     ranks: int
@@ -149,6 +150,7 @@ class Stalls:
     dataset_samples: int = 0
     dataset_bytes: int = 0
     prefetch: int = 0
+    pinning_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -186,6 +188,7 @@ class Stalls:
                 speed=cheaper,
             )
         )
+        found += self._pinning()
         found = [replace(one, gain=one.speed / now) for one in found]
         found = [one for one in (*found, *self._longer_queue()) if one.gain > 1.05]
         return tuple(sorted(found, key=lambda one: -one.speed))
@@ -220,6 +223,19 @@ class Stalls:
             more = self.rates.with_workers(self.workers, max(count, needed), needed).speed(0.0)
             found.append(Knob(name="cores", change=f"{needed} cores for each rank", speed=more))
         return found
+
+    def _pinning(self) -> list[Knob]:
+        """A step that copies its batch from pinned memory is shorter; one that copies meanwhile is, too."""
+        shorter = self.resident_seconds - self.pinning_seconds
+        if not self.pinning_seconds or shorter <= 0:
+            return []
+        compute = self.rates.compute * self.resident_seconds / shorter
+        change = "pin_memory=True, and .to(device, non_blocking=True) in the step"
+        return [
+            Knob(
+                name="pinning", change=change, speed=replace(self.rates, compute=compute).speed(0.0)
+            )
+        ]
 
     def _longer_queue(self) -> list[Knob]:
         """A longer queue evens out batches that take unlike times, at most to what rates allow."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.stalls import LEAST_BATCHES, Stalls
-from shardwright.errors import InputError
+from shardwright.errors import InputError, ShardwrightError
 from shardwright.verbs.request import Watch
 
 SECONDS = 60.0
+MOST_BATCHES = 10**6
 LOADER_SECONDS = 20.0  # where there is no step to measure
 
 
@@ -37,17 +40,24 @@ def analyse(
     """
     from shardwright.runtime.stalls import Analysis
 
-    missing = [str(one) for one in data if not Path(one).exists()]
-    if missing:
-        raise InputError(f"there is no file or folder {', '.join(missing)}; check data= (--data)")
+    files = _there(data)
     if not seconds > 0:
         raise InputError(f"an analysis takes a positive number of seconds, not {seconds}")
-    if batches is not None and batches < LEAST_BATCHES:
+    if batches is not None and not LEAST_BATCHES <= batches <= MOST_BATCHES:
         raise InputError(
-            f"a rate needs {LEAST_BATCHES} batches or more in each phase, not {batches}"
+            f"a rate needs {LEAST_BATCHES} batches or more in each phase, at most {MOST_BATCHES:,}, not {batches}"
         )
     watch = watch or Watch()
-    return Analysis(loader, step, map(str, data), watch.tell).run(seconds, batches)
+    return Analysis(loader, step, files, watch.tell).run(seconds, batches)
+
+
+def _there(data: Iterable[str | Path]) -> list[str]:
+    """Return the names of files and folders, all of which are there."""
+    names = [str(one) for one in data]
+    missing = [repr(one) for one in names if not one or not Path(one).exists()]
+    if missing:
+        raise InputError(f"there is no file or folder {', '.join(missing)}; check data= (--data)")
+    return names
 
 
 def analyse_script(
@@ -65,17 +75,39 @@ def analyse_script(
         raise InputError(
             f"there is no folder {Path(page).parent} to write {Path(page).name} in; make it first"
         )
+    if page and Path(page).is_dir():
+        raise InputError(f"a page is written to a file, but {page} is a folder; name a file in it")
     given, trained = load_object(loader, "loader"), load_object(step, "step")
     if not callable(trained):
         raise InputError(f"step {step!r} is {type(trained).__name__}; name a function of one batch")
     rank, _ = join_world()
-    try:
+    with _blaming("the loader or the step", f"see that {loader} can be iterated by itself"):
         return analyse(given, trained, watch=watch, **options), rank == 0
-    except OSError as error:
-        raise InputError(
-            f"the loader or the step raised {type(error).__name__}: {error}; see that {loader} can be iterated "
-            "by itself"
-        ) from error
+
+
+@contextlib.contextmanager
+def _blaming(what: str, remedy: str) -> Iterator[None]:
+    """Tell what code of the user raises as an InputError, with its line."""
+    from shardwright.runtime.capture.prepare import model_line
+
+    try:
+        yield
+    except (ShardwrightError, MemoryError):
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = " ".join([f"{type(error).__name__}:", *lines[:1]])
+        place = model_line(error)
+        if frames := _IN_WORKER.findall(
+            str(error)
+        ):  # torch raises it again with a worker's traceback
+            own = [one for one in frames if "-packages" not in one[0]] or frames
+            said, place = lines[-1], ":".join((Path(own[-1][0]).name, own[-1][1]))
+        at = f" (at {place})" if place else ""
+        raise InputError(f"{what} raised {said}{at}; {remedy}") from error
+
+
+_IN_WORKER = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Cluster:
@@ -90,8 +122,9 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
     from shardwright.runtime.reading import as_read, loader_of
 
     watch.tell("measuring the loader", 0.0)
-    given = as_read(loader_of(load_object(loader, "loader")), batch)
-    found = analyse(given, lambda batch: None, seconds=LOADER_SECONDS, watch=watch)
+    with _blaming(f"the loader {loader}", "see that it can be iterated by itself"):
+        given = as_read(loader_of(load_object(loader, "loader")), batch)
+        found = analyse(given, lambda batch: None, seconds=LOADER_SECONDS, watch=watch)
     rates, cores = found.rates, max(1, found.cores)
     rank = rates.load(0.0)
     host = rates.prepare * cores / min(max(1, found.workers), cores)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardwright.errors import InputError
-from shardwright.runtime.stalls.measure import _modelled, _Phases
+from shardwright.runtime.stalls.measure import _fetched, _modelled, _Phases
 from shardwright.stalls import analyse
 from shardwright.verbs.request import Watch
 
@@ -177,6 +177,14 @@ def test_a_stall_is_shared_out_by_what_each_part_costs(workers, fetch, cold, cac
         assert _modelled(slow, workers, 2.0, True) == pytest.approx(101.0)
 
 
+def test_workers_that_outnumber_cores_fetch_as_slowly_as_one():
+    """Four of 32 ms of fetching and 8 of work on two cores: 40 ms of a worker with cold data, 16 with data in memory."""
+    crowded = _Phases(prepare=8.0, cached_alone=16.0, cold_alone=40.0, fetched=32.0)
+    assert _fetched(crowded) == pytest.approx(32.0)
+    # A disk that gives four less than one shows in their own difference.
+    assert _fetched(replace(crowded, cold_alone=60.0)) == pytest.approx(44.0)
+
+
 def on_a_rank(rank, store, seconds, found):
     dist.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
     data = [torch.zeros(4)] * 20
@@ -202,6 +210,15 @@ def test_of_several_ranks_the_slowest_counts(tmp_path):
     assert one[3] <= 4 / seconds[1]
 
 
+def test_a_step_may_take_its_batch_apart():
+    data = [{"x": torch.zeros(3), "labels": torch.zeros(3)} for _ in range(20)]
+
+    def step(batch):
+        batch.pop("labels")
+
+    assert analyse(lambda: map(dict, data), step, batches=8).batch_samples == 3
+
+
 def test_any_iterable_will_do():
     found = analyse(lambda: (torch.zeros(3) for _ in range(20)), lambda batch: None, batches=8)
     assert (found.batch_samples, found.workers, found.steps) == (3, 0, 11)
@@ -214,7 +231,9 @@ def test_any_iterable_will_do():
         ([1, 2, 3], {}, "gives 3 batches, and a rate needs 8"),
         ([1] * 20, {"seconds": 0}, "positive number of seconds"),
         ([1] * 20, {"batches": 7}, "8 batches or more"),
-        ([1] * 20, {"data": ["/nowhere/at/all"]}, "no file or folder /nowhere/at/all"),
+        ([1] * 20, {"batches": 10**20}, "at most 1,000,000"),
+        ([1] * 20, {"data": ["/nowhere/at/all"]}, "no file or folder '/nowhere/at/all'"),
+        ([1] * 20, {"data": [""]}, "no file or folder ''"),
     ],
 )
 def test_what_cannot_be_analysed_is_refused(loader, options, message):

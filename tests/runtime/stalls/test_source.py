@@ -1,5 +1,6 @@
 """Loaders whose batches are drawn again."""
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from shardwright.errors import InputError
-from shardwright.runtime.stalls.source import Source, kept, samples_of
+from shardwright.runtime.stalls.source import Source, kept, rebuilt, samples_of
 
 
 class Pair(NamedTuple):
@@ -69,3 +70,27 @@ def test_samples_and_copies_of_nested_batches():
     assert isinstance(copy["pair"], Pair)
     assert samples_of(copy) == samples_of([copy]) == 6
     assert (samples_of("text"), samples_of([1, 2, 3]), samples_of(5)) == (4, 3, 1)
+
+
+def apart(samples):
+    """Collate as detection does: images stay as they are."""
+    return tuple(zip(*samples, strict=True))
+
+
+def test_samples_are_as_many_as_were_asked_for_whatever_a_collate_makes_of_them():
+    pictures = TensorDataset(torch.zeros(20, 3, 8, 8), torch.arange(20))
+    source = Source(DataLoader(pictures, batch_size=5, collate_fn=apart))
+    source.pick(2)
+    batch = next(iter(source.some()))
+    assert source.samples_of(batch) == 5
+    assert samples_of(batch) == 3, "colours, which look like samples"
+
+
+def test_a_batch_that_a_step_takes_apart_is_whole_again():
+    batch = defaultdict(list, x=torch.zeros(2), labels=[torch.ones(2)])
+    again = rebuilt(batch, lambda tensor: tensor)
+    assert again.pop("labels")[0] is batch["labels"][0]
+    again["x"] = None
+    assert again["nothing"] == []
+    assert set(batch) == {"x", "labels"}
+    assert batch["x"] is not None

@@ -14,6 +14,8 @@ import importlib
 import importlib.util
 import inspect
 import math
+import multiprocessing.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 from shardwright.errors import InputError
 from shardwright.runtime.capture.huggingface import hugging_face
 from shardwright.runtime.capture.source import USUAL_BATCH, ModelSource, check_numbers
+from shardwright.runtime.scratch import claim_multiprocessing
 
 
 def load_model(spec: str) -> ModelSource:
@@ -74,7 +77,29 @@ def load_object(spec: str, what: str) -> Any:
     source = _import(place, f"{what} {spec!r}")
     if not hasattr(source, attribute):
         raise InputError(_unknown(f"{what} {spec!r}", place, source, attribute))
+    if place.endswith(".py"):
+        _let_children_import(source)
     return getattr(source, attribute)
+
+
+def _let_children_import(source: ModuleType) -> None:
+    """Let processes that start anew, as a loader's workers may, find a user's file under the name that it has here:
+    by a module of that name in the folder that multiprocessing has until this process ends."""
+    claim_multiprocessing()
+    folder = Path(multiprocessing.util.get_temp_dir())
+    fresh = folder / f"{source.__name__}.{os.getpid()}"
+    fresh.write_text(_STAND_IN.format(path=source.__file__))
+    fresh.rename(folder / f"{source.__name__}.py")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+_STAND_IN = """
+import importlib.util, sys
+_found = importlib.util.spec_from_file_location(__name__, {path!r})
+sys.modules[__name__] = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(sys.modules[__name__])
+"""
 
 
 def _unknown(said: str, place: str, source: ModuleType, attribute: str) -> str:

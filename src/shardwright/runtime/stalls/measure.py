@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 
 from shardwright.core.stalls import LEAST_BATCHES, DataFiles, InputRates, Stalls
 from shardwright.errors import InputError
 from shardwright.runtime.stalls import pages
 from shardwright.runtime.stalls.account import Account, accounting
-from shardwright.runtime.stalls.source import Loader, Source, kept, samples_of
+from shardwright.runtime.stalls.copies import saved_by_pinning, wait_for_device
+from shardwright.runtime.stalls.source import Loader, Source, kept, rebuilt
 
 # Steps in front of a measurement: what is made in the first ones (buffers, compiled code) is no part of a rate.
 WARM = 3
@@ -50,6 +50,7 @@ class _Phases:
     prepare: float = 0.0  # of one worker, without waiting for anything
     cached_alone: float = 0.0
     cold_alone: float = 0.0
+    fetched: float = 0.0  # by one process alone, which has a core for itself
     blocked: float = 0.0
     cached: float = 0.0
     cold: float = 0.0
@@ -101,9 +102,9 @@ class Analysis:
             raise InputError("the loader gives no batch; pass one that has data")
         self.batch = kept(first)
         drawn = time.perf_counter()
-        for _ in range(WARM):
-            self.step(self.batch)
-        _wait_for_device()
+        for batch in self._again(WARM):
+            self.step(batch)
+        wait_for_device()
         each = drawn - begin + (time.perf_counter() - drawn) / WARM
         if batches is None:
             batches = int(min(MOST, max(LEAST_BATCHES, seconds / PASSES / each)))
@@ -118,12 +119,17 @@ class Analysis:
             )
 
     def _resident(self) -> float:
+        given = self._again(self.count)
         _together()
         begin = time.perf_counter()
-        for _ in range(self.count):
-            self.step(self.batch)
-        _wait_for_device()
+        for batch in given:
+            self.step(batch)
+        wait_for_device()
         return (time.perf_counter() - begin) / self.count
+
+    def _again(self, times: int) -> list[Any]:
+        """Return the resident batch so many times, in containers of their own: a step may take out what it needs."""
+        return [rebuilt(self.batch, lambda tensor: tensor) for _ in range(times)]
 
     def _probe(self, times: _Phases) -> None:
         """Draw batches in this process, where working and being blocked can be told apart."""
@@ -143,6 +149,7 @@ class Analysis:
         times.blocked = second.blocked if self.files else first.blocked
         times.cached_alone = second.own
         times.cold_alone = max(first.own, second.own) if self.files else second.own
+        times.fetched = max(0.0, first.own - second.own) if self.files else 0.0
 
     def _drawn_here(self, batches: int) -> Account:
         """Return the seconds of one of so many batches drawn without workers, the first left out."""
@@ -207,14 +214,14 @@ class Analysis:
         drawn: Iterator[Any] = iter(self.source.some())
         for batch in islice(drawn, skipped):
             step(batch)
-        _wait_for_device()
+        wait_for_device()
         got, own = 0, time.thread_time()
         with accounting() as account:
             begin = time.perf_counter()
             for batch in islice(drawn, timed):
                 step(batch)
                 got += 1
-            _wait_for_device()
+            wait_for_device()
             seconds = time.perf_counter() - begin
         got = max(got, 1)
         return seconds / got, account.work / got, (time.thread_time() - own) / got
@@ -227,7 +234,7 @@ class Analysis:
     # -- what it means -------------------------------------------------------------------------------
 
     def _found(self, times: _Phases, is_ahead: bool) -> Stalls:
-        samples, workers = samples_of(self.batch), self.source.workers
+        samples, workers = self.source.samples_of(self.batch), self.source.workers
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         cores = max(1.0, _cores() / ranks)
         rates = _rates(times, samples, workers, cores, is_ahead)
@@ -266,6 +273,7 @@ class Analysis:
             dataset_samples=self.source.dataset_samples,
             dataset_bytes=self._dataset_bytes(size),
             prefetch=self.source.prefetch,
+            pinning_seconds=max(_everybody(saved_by_pinning(self.batch))),
             notes=tuple(self.notes),
         )
 
@@ -298,8 +306,9 @@ def _rates(times: _Phases, samples: int, workers: int, cores: float, is_ahead: b
 
 
 def _fetched(times: _Phases) -> float:
-    """Return the seconds that one worker waits for the data of a batch, 0 where they are too few to be told."""
-    fetch = times.cold_alone - times.cached_alone + times.blocked
+    """Return the seconds that one worker waits for the data of a batch, 0 where they are too few to be told. Workers
+    that outnumber cores are slower with data in memory, too, so that their difference is too small."""
+    fetch = max(times.cold_alone - times.cached_alone, times.fetched) + times.blocked
     return fetch if fetch >= MATERIAL / 5 * times.cold_alone else 0.0
 
 
@@ -321,11 +330,6 @@ def _modelled(times: _Phases, workers: int, cores: float, is_ahead: bool) -> flo
 
 def _each(samples: float, seconds: float) -> float:
     return samples / seconds if seconds > 0 else math.inf
-
-
-def _wait_for_device() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 def _together() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -94,6 +95,14 @@ class Source:
             return 0
         return self._torch.prefetch_factor or 2
 
+    def samples_of(self, batch: Any) -> int:
+        """Return how many samples a batch has: as many as were asked for, where that is known. A collate of one's own
+        may leave images as they are, whose first dim is a number of colours."""
+        if self.picked and isinstance(self.picked[0], list):
+            return len(self.picked[0])
+        size = None if self._torch is None else self._torch.batch_size
+        return size or samples_of(batch)
+
     def pick(self, batches: int) -> None:
         """Fix the first so many batches, fewer where the loader has fewer."""
         if self.can_pick and self._torch is not None:
@@ -127,31 +136,45 @@ class Source:
 
 
 def samples_of(batch: Any) -> int:
-    """Return how many samples a batch has: the length of its first tensor, of itself if it is a list."""
-    for tensor in _tensors(batch):
+    """Return how many samples a batch seems to have: the length of its first tensor, of itself if it is a list."""
+    for tensor in tensors_of(batch):
         if tensor.dim():
             return tensor.shape[0]
     return len(batch) if isinstance(batch, Sequence) and batch else 1
 
 
 def kept(batch: Any) -> Any:
-    """Return a batch whose tensors nobody else writes."""
+    """Return a batch whose tensors nobody else writes, pinned where they were."""
+    return rebuilt(batch, _copied)
+
+
+def rebuilt(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a batch in containers of its own, of like kinds, with something made of each tensor."""
     if isinstance(batch, torch.Tensor):
-        return batch.detach().clone()
-    if isinstance(batch, Mapping):
-        return type(batch)({key: kept(value) for key, value in batch.items()})  # type: ignore[call-arg]
+        return of_tensor(batch)
+    if isinstance(batch, MutableMapping):
+        made = copy.copy(batch)  # some, as a defaultdict, are not made of what they hold
+        for key, value in batch.items():
+            made[key] = rebuilt(value, of_tensor)
+        return made
     if isinstance(batch, tuple):
-        values = [kept(value) for value in batch]
+        values = [rebuilt(value, of_tensor) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
-    return [kept(value) for value in batch] if isinstance(batch, list) else batch
+    return [rebuilt(value, of_tensor) for value in batch] if isinstance(batch, list) else batch
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    made = tensor.detach().clone()
+    return made.pin_memory() if tensor.is_pinned() else made
+
+
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a nested batch."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors(value)
+            yield from tensors_of(value)
     elif isinstance(batch, (list, tuple)):
         for value in batch:
-            yield from _tensors(value)
+            yield from tensors_of(value)

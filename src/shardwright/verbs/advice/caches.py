@@ -14,6 +14,7 @@ from shardwright.verbs.advice.requests import CacheRequest
 
 SAME = 1.05  # as fast: what is gained below it is not worth a change
 POINTS = 40  # of the chart's lines
+GIVE = "give --compute and --prepare"
 WAITS = {"computation": "computation", "preparation": "preparation", "fetching": "data"}
 
 
@@ -109,22 +110,45 @@ def _least_memory(way: Way, one: CachedInput) -> float:
 
 
 def _verdict(page: Way, best: Way, one: CachedInput) -> str:
-    speed, gain = best.speed(one), best.speed(one) / page.speed(one)
     waits = WAITS[best.waits_for(one)]
+    if not math.isfinite(best.speed(one)):
+        waits = f"nothing that was given ({GIVE})"
     if best is page:
         return (
-            f"No cache gains {SAME - 1:.0%}: with the page cache a job's host takes {speed:,.4g} samples/s, and "
+            f"No cache gains {SAME - 1:.0%}: with the page cache a job's host takes {_pace(best, one)}, and "
             f"it waits for {waits}."
         )
     return (
-        f"{best.name[0].upper()}{best.name[1:]}: {gain:.2f}x as fast as the page cache, {speed:,.4g} samples/s of a "
-        f"job on a host; it then waits for {waits}."
+        f"{best.name[0].upper()}{best.name[1:]}: {_times(best, page, one)} as fast as the page cache, "
+        f"{_pace(best, one)} of a job on a host; it then waits for {waits}."
     )
+
+
+def _pace(way: Way, one: CachedInput) -> str:
+    """Say how many samples a job takes in a second; of what is in memory, without other rates, as many as it will."""
+    speed = way.speed(one)
+    return f"{speed:,.4g} samples/s" if math.isfinite(speed) else "as many samples as it will"
+
+
+def _gain(way: Way, other: Way, one: CachedInput) -> float:
+    """Return how many times as fast a way is as another one, 1 where nothing limits either."""
+    if way.speed(one) == other.speed(one):
+        return 1.0
+    return way.speed(one) / other.speed(one)
+
+
+def _times(way: Way, other: Way, one: CachedInput) -> str:
+    gain = _gain(way, other, one)
+    return f"{gain:.2f}x" if math.isfinite(gain) else "any number of times"
 
 
 def _memory(best: Way, one: CachedInput, least: float) -> tuple[str, ...]:
     if best.waits_for(one) == "fetching":
         more = best.speed(replace(one, memory=least)) / best.speed(one)
+        if math.isinf(more):
+            return (
+                f"With {bytes_text(least)} of each host it would wait for no data: {GIVE} for the gain of that.",
+            )
         if more > SAME:
             return (
                 f"With {bytes_text(least)} of each host it would be {more:.2f}x as fast again.",
@@ -179,9 +203,9 @@ def _row(way: Way, one: CachedInput, page: Way, *, is_best: bool) -> tuple[str, 
         f"{sources.hosts:.1%}",
         f"{sources.storage:.1%}",
         bytes_text(one.read_bytes(sources, shared=way.shared)),
-        f"{speed:,.4g}",
-        WAITS[way.waits_for(one)],
-        f"{speed / page.speed(one):.2f}x",
+        f"{speed:,.4g}" if math.isfinite(speed) else "-",
+        WAITS[way.waits_for(one)] if math.isfinite(speed) else "-",
+        _times(way, page, one) if math.isfinite(speed) else "-",
     )
 
 
@@ -196,7 +220,7 @@ def _values(way: Way, one: CachedInput, page: Way) -> dict[str, Any]:
         "samples_per_second": speed,
         "epoch_seconds": one.samples / one.hosts / speed,
         "waits_for": way.waits_for(one),
-        "gain": speed / page.speed(one),
+        "gain": _gain(way, page, one),
     }
 
 

@@ -1,0 +1,91 @@
+"""The command that analyses a loader: what it says of one, and of users' mistakes."""
+
+import json
+
+import pytest
+
+from tests.command import shardwright
+
+pytestmark = pytest.mark.torch
+DATA = """
+import time
+import torch
+from torch.utils.data import DataLoader
+
+class Numbers:
+    def __init__(self, bad=-1):
+        self.bad = bad
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise ValueError(f"sample {index} is bad")
+        return torch.zeros(3)
+
+loader = DataLoader(Numbers(), batch_size=2)
+bad = DataLoader(Numbers(9), batch_size=2)
+bad_ahead = DataLoader(Numbers(9), batch_size=2, num_workers=1)
+anew = DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
+few = [1, 2, 3]
+
+def crashes():
+    raise RuntimeError("no such bucket")
+
+def step(batch):
+    time.sleep(0.001)
+
+def wrong(batch):
+    raise KeyError("labels")
+"""
+
+
+def test_a_loader_and_a_step_are_named_and_analysed(tmp_path):
+    (tmp_path / "data.py").write_text(DATA)
+    words = ("stalls", "data.py:loader", "--step", "data.py:step", "--batches", "8")
+    done = shardwright(*words, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["batch_samples"], found["workers"], found["dataset_samples"]) == (2, 0, 40)
+    assert found["resident_seconds"] > 0.001
+    assert found["binding"] == "computation"
+
+
+def test_workers_that_start_anew_find_the_users_file(tmp_path):
+    (tmp_path / "data.py").write_text(DATA)
+    words = ("stalls", "data.py:anew", "--step", "data.py:step", "--batches", "8", "--json")
+    done = shardwright(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("loader", "step", "says"),
+    [
+        ("bad", "step", "raised ValueError: sample 9 is bad (at data.py:15)"),
+        ("bad_ahead", "step", "raised ValueError: sample 9 is bad (at data.py:15)"),
+        ("crashes", "step", "raised RuntimeError: no such bucket (at data.py:25)"),
+        ("loader", "wrong", "raised KeyError: 'labels' (at data.py:31)"),
+        ("few", "step", "gives 3 batches"),
+        ("nothing", "step", "has no function 'nothing'"),
+        ("loader", "few", "is list; name a function of one batch"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_told_in_one_line(loader, step, says, tmp_path):
+    (tmp_path / "data.py").write_text(DATA)
+    words = ("stalls", f"data.py:{loader}", "--step", f"data.py:{step}", "--batches", "8")
+    done = shardwright(*words, folder=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
+    (tmp_path / "data.py").write_text(DATA)
+    for page, says in ((".", "is a folder"), ("nowhere/x.html", "there is no folder")):
+        words = ("stalls", "data.py:loader", "--step", "data.py:wrong", "--html", page)
+        done = shardwright(*words, folder=tmp_path)
+        assert done.returncode == 2
+        assert says in done.stderr
