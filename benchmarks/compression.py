@@ -172,11 +172,11 @@ def plans_of(
         training=allowing,
         seed_plan=f"megatron:{ranks}x1",
     )
-    every = {one.strategy: one for one in found.findings.fitting}
+    every = {replace(one.strategy, label=""): one for one in found.findings.fitting}
     whole = min(
         (one for one in every.values() if not one.objective.lost), key=lambda one: one.seconds
     )
-    best = every[found.frontier.best.strategy]
+    best = every[replace(found.frontier.best.strategy, label="")]
     every = {one.strategy: one for one in (best, whole)} | {
         strategy: one for strategy, one in every.items() if one.objective.lost
     }

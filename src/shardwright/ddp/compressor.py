@@ -54,17 +54,15 @@ class Compressor:
         All ranks give equal names in equal order. Where a rank has a value that is not finite all get
         NaN for all of these gradients, and owe what they owed before.
         """
-        for gradient in gradients.values() if self.settings.clip else ():
-            gradient.mul_(self._scale(gradient))
+        self._clip(gradients.values())
         packed = {name: one for name, one in gradients.items() if self._is_packed(name, one)}
         plain = {name: one for name, one in gradients.items() if name not in packed}
         if plain:
             self._sum(list(plain.values()))
-        momentum = self.settings.momentum
-        is_finite = self._are_finite(plain.values() if packed or momentum else ())
+        is_finite = self._are_finite(plain.values())
         if packed:
             is_finite = self._exchange(packed, is_finite=is_finite)
-        if momentum and is_finite:
+        if is_finite:
             self._carry_on(plain)
         if is_last:
             self.step += 1
@@ -91,9 +89,13 @@ class Compressor:
 
     def _carry_on(self, means: Mapping[str, Tensor]) -> None:
         """Give the momentum that the optimizer has not to what travelled whole, behind the sum."""
-        for name, velocity in self._velocities(means).items():
+        for name, velocity in self._velocities(means).items() if self.settings.momentum else ():
             self._kept["velocity"][name] = velocity.clone()
             means[name].copy_(velocity.view(means[name].shape))
+
+    def _clip(self, gradients: Iterable[Tensor]) -> None:
+        for gradient in gradients if self.settings.clip else ():
+            gradient.mul_(self._scale(gradient))
 
     @staticmethod
     def _are_finite(means: Iterable[Tensor]) -> bool:

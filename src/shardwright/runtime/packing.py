@@ -118,17 +118,25 @@ def merge(
     turn, place = rounds[transform.count("turn")], transform.count("place")
     count, dtype = transform.count("gradients"), DTYPES[transform.word("dtype")]
     held, came, mine, states = (tensors[at * count : (at + 1) * count] for at in range(4))
-    goes_on = len(results) > count + len(states)
+    going_on = mine[: len(results) - count - len(states)]
     if turn.sender_to(place) < 0:
-        return [*held, *(mine if goes_on else ()), *states]
+        return [*held, *going_on, *states]
     if turn.replaces:
         return [*came]
     ends = zip(held, came, mine or held, strict=True)
-    found = [after_round(turn, place, *[_selection(one, dtype) for one in each]) for each in ends]
+    found = [after_round(turn, place, *_selections(each, dtype)) for each in ends]
     for residual, one in zip(states, found):
         _owe(residual, one.rest)
-    sent = [one.held for one in found] + [one.mine for one in found if goes_on]
-    return [*[pairs_packed(one).view(torch.uint8) for one in sent], *states]
+    left = [one.mine for one in found[: len(going_on)]]
+    return [*_messages([one.held for one in found]), *_messages(left), *states]
+
+
+def _selections(messages: Sequence[Tensor], dtype: torch.dtype) -> list[Sparse]:
+    return [_selection(one, dtype) for one in messages]
+
+
+def _messages(selections: Sequence[Sparse]) -> list[Tensor]:
+    return [pairs_packed(one).view(torch.uint8) for one in selections]
 
 
 def take_back(

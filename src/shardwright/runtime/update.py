@@ -54,15 +54,19 @@ def _leave_momentum_in_front(
 ) -> None:
     """Take an optimizer's momentum off the parameters whose gradients have it before they are selected: in
     groups of their own. Those whose gradients travel whole keep it."""
-    momentum = program.strategy.gradient_sync.feedback.momentum
-    if not momentum:
+    if not program.strategy.gradient_sync.feedback.momentum:
         return
-    packs = [one for one in program.transforms if one.name in PACKS]
-    tensors = {program.values[one].tensor for pack in packs for one in packed_by(pack)}
-    selected = {id(one.parameter) for one in masters if program.values[one.value].tensor in tensors}
+    selected = _selected(program, masters)
     for group in tuple(optimizer.param_groups):
         if group.get("momentum"):
             _divide(optimizer, group, [id(one) in selected for one in group["params"]])
+
+
+def _selected(program: Program, masters: Sequence[Master]) -> set[int]:
+    """Return the ids of parameters whose gradients are compressed."""
+    packs = [one for one in program.transforms if one.name in PACKS]
+    tensors = {program.values[one].tensor for pack in packs for one in packed_by(pack)}
+    return {id(one.parameter) for one in masters if program.values[one.value].tensor in tensors}
 
 
 def _divide(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from shardwright.core.compression import LEAST_SENT, SPARSE
+from shardwright.core.compression import LEAST_SENT, MERGED, SPARSE
 from shardwright.core.legality import check_feedback
 from shardwright.core.strategy import Compressor, Feedback, GradientSync, Residual
 from shardwright.errors import InputError
@@ -83,6 +83,23 @@ def _check_allowed(request: Request) -> None:
             "gradients are compressed for speed, by the exact search, but the method is "
             f"{request.method} and the mode {request.mode}; leave these out, or --allow-compression"
         )
+
+
+def notes_of(sync: GradientSync, optimizer: str) -> tuple[str, ...]:
+    """Say what is to be known of a plan that merges selections, or has momentum before them."""
+    found, momentum = set(sync.compressors), sync.feedback.momentum
+    rules = (
+        (momentum and "gtop-k-tree" in found,
+         f"along a tree what merging drops is owed by the rank that merges, which with a momentum of {momentum:g} "
+         "diverges at learning rates that gtop-k bears; plan --gradient-compressor gtop-k, or lower the rate"),
+        (momentum and optimizer != "momentum",
+         f"gradients that travel whole have no momentum with the optimizer {optimizer}; train with SGD of "
+         "the same (--optimizer momentum: 0.9), which is taken off those that are compressed"),
+        (found & MERGED,
+         "gtop-k applies as many elements as one rank sends, top-k of the same density up to as many times more as "
+         "there are ranks; compare losses, and warm up (--gradient-warm-up)"),
+    )  # fmt: skip
+    return tuple([note for is_so, note in rules if is_so])
 
 
 def least_sent(request: Request) -> float:

@@ -33,6 +33,7 @@ from shardwright.planner.search import (
 from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.planner.space.samples import batch_size, find_samples
 from shardwright.report.units import seconds_text
+from shardwright.verbs.compression import notes_of
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import fitted_costs
 from shardwright.verbs.narrate import spread_of
@@ -128,7 +129,7 @@ def study(
         plain=solver.last.plain if solver.last else (),
         num_measured=num_links + num_shards,
         is_complete=not (watch if request.method == "exact" else asked).stop(),
-        notes=notes,
+        notes=(*notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
     )
 
 

@@ -21,6 +21,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
 from shardwright.files.planfile import Origin, read_plan_file, write_plan
+from shardwright.verbs.compression import notes_of
 from shardwright.verbs.events import following, read_events
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.request import Job, Watch
@@ -162,7 +163,8 @@ def train_rank(task: Task) -> LoopEnd:
         tell,
         loader,
     )
-    return replace(end, notes=(built.note,) if built.note else ())
+    said = notes_of(plan.strategy.gradient_sync, task.optimizer)
+    return replace(end, notes=(*((built.note,) if built.note else ()), *said))
 
 
 def _event(step: Step, noise: NoiseScale | None) -> dict[str, float]:

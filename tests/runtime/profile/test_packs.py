@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from shardwright.core.costs import PACK
 from shardwright.core.program import Kind
@@ -27,6 +28,21 @@ WAYS: tuple[tuple[Compressor, Feedback], ...] = (
     ("top-k", Feedback()), ("int8", Feedback()), ("1-bit", Feedback()), ("gtop-k", Feedback()),
     ("gtop-k", Feedback(residual="paper")), ("powersgd", Feedback(rank=2)),
 )  # fmt: skip
+
+
+def test_what_is_timed_of_a_merge_is_a_merge() -> None:
+    runs = dict(overheads._merging(4096))
+    kept, left, residual = runs["merge"]()
+    places, own = (
+        one.clone().view(kind)
+        for one, kind in ((kept[4 * 41 :], torch.int32), (left[: 4 * 41], torch.float32))
+    )
+    assert len(places.unique()) == 41
+    # Of 82 places 41 stay: what of them is this rank's own, and what it owes of the others, are its 41.
+    owed = int((residual != 0).sum())
+    assert 0 < owed < 41
+    assert int((own != 0).sum()) == 41 - owed
+    assert len(runs["take back"]()) == 1
 
 
 def test_every_transform_that_compresses_is_priced_as_measured(

@@ -192,7 +192,7 @@ def _merging(elements: int) -> Iterator[tuple[TransformName, Action]]:
     mine, theirs = (
         _run("top-k", [torch.randn(elements), torch.zeros(elements)], [wire])()[0] for _ in range(2)
     )
-    merge = _run("merge", [mine, theirs, residual], [wire, state])
+    merge = _run("merge", [mine, theirs, mine, residual], [wire, wire, state])
     yield "merge", merge
     yield "take back", _run("take back", [mine, merge()[0], residual], [state])
 
