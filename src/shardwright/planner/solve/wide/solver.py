@@ -31,6 +31,7 @@ IDLE, STALL = (8, 2_500), 1e-4  # rounds, and nodes for each further one, that g
 LOOSENED = 16  # times in a row that memory is let over the limit again, before a search ends
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 PROOF_TURN = 0.06  # of the budget goes to a proof
+PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
 MOST_NODES = 4_000
 
 
@@ -209,7 +210,9 @@ class _Run:
         dual = self.dual
         dual.advance(self.cost)
         count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
-        if int(count[self.problem.ends].prod(axis=1).sum()) > PROOF_CELLS:
+        cells = int(count[self.problem.ends].prod(axis=1).sum())
+        is_wide_open = self.cost - dual.bound > PROOF_GAP * self.cost
+        if cells > (FEW_CELLS if is_wide_open else PROOF_CELLS):
             return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
