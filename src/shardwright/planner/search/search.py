@@ -25,6 +25,7 @@ from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, trie
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.local.mcmc import Chain, Spent, walk
 from shardwright.planner.search.loop import Proposer, run
+from shardwright.planner.search.looped import tighten
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.proposers.additive import on_all, on_fewer
@@ -110,6 +111,7 @@ def survey(
         explore(pool, on_fewer)
         run(pool, partial(filled, spacing=limits.spacing))
         run(pool, proposes_late)
+        tighten(pool)
         found = pool.findings()
         if least < 1:
             looser = _Session(Context.of(graph, cluster, table, training), limits, progress, stop)

@@ -22,7 +22,8 @@ from shardwright.planner.search.steering import (
 def refined(pool: Pool) -> Proposals:
     """Propose to refine the plans that are fastest, more of them where more can be gained."""
     unlike, operators = pool.unlike(), len(pool.context.graph.operators)
-    if not unlike:
+    # Of what is too large even where more can be gained, nobody asks how much that is: it takes a simulation.
+    if not unlike or BUDGET * MORE // operators < LEAST_MOVES:
         return
     is_open = pool.bounds.least() < unlike[0].seconds - pool.doubt(unlike[0])
     effort = Effort(
