@@ -25,12 +25,13 @@ from shardwright.planner.solve.network import Network
 
 def tighten(pool: Pool) -> None:
     """Prove more of the arrangements that set the bound of the fastest plan, the weakest first, as long as that
-    raises it. Arrangements without stages, and what is too wide to be solved exactly, stay as they are."""
+    raises it and the gap is more than the doubt about the plan. Arrangements without stages, and what is too wide to be solved exactly, stay as they are."""
     fitting = [one for one in pool.fitting if not one.strategy.pipeline.splits_backward]
     chunks = max(fitting[0].strategy.chunks, 2) if fitting else 0
+    enough = pool.fastest * (1 - pool.apart)
     while chunks and not pool.stopped():
         one = pool.bounds.weakest(chunks)
-        if one is None or one.is_tight(chunks) or one.seconds(chunks) >= fitting[0].seconds:
+        if one is None or one.is_tight(chunks) or one.seconds(chunks) >= enough:
             return
         arrangement, most = one.arrangement, one.chunks(chunks)
         problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
