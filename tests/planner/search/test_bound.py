@@ -16,7 +16,12 @@ from shardwright.planner.schedule import (
     replay,
 )
 from shardwright.planner.schedule.generators import GENERATED
-from shardwright.planner.search.bounds import least_looped_rounds, least_rounds
+from shardwright.planner.search.bounds import (
+    held_of_last,
+    least_looped_rounds,
+    least_rounds,
+    least_steep_rounds,
+)
 
 
 def finish(
@@ -105,3 +110,76 @@ def test_chunks_are_bounded_as_tightly_as_their_waits_allow(devices, m, chunks) 
     rounds = least_looped_rounds(devices, m, chunks)
     assert rounds == pytest.approx(1 / program.getObjectiveValue())
     assert chunks > 1 or rounds == pytest.approx(least_rounds(devices, m)[0])
+
+
+def counts(devices: int, m: int, chunks: int, steep: float) -> list[float]:
+    """What the work of every chunk counts: as much as lies on the line from a full round to one microbatch."""
+    most = min(devices, m)
+    last = [min(most, 2 * (devices - 1 - k) + 1) for k in range(devices)]
+    return [1.0] * devices * (chunks - 1) + [
+        1 + (steep - 1) * (most - one) / max(most - 1, 1) for one in last
+    ]
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 7])
+@pytest.mark.parametrize(("devices", "m"), [(2, 2), (3, 7), (4, 4), (8, 8)])
+def test_last_chunks_that_count_more_are_bounded_as_tightly_as_waits_allow(
+    devices, m, chunks
+) -> None:
+    """As a linear program, whose optimum every bound is below, and these equal."""
+    known = 0
+    for steep in (1.0, 1.1, 1.35):
+        rounds = least_steep_rounds(devices, m, chunks, steep)
+        program = highspy.Highs()
+        program.silent()
+        work = [program.addVariable(0.0, 1.0) for _ in range(devices * chunks)]
+        for place in range(devices * chunks):
+            program.addConstr(sum(work[:place]) + m * sum(work[place::devices]) <= 1)
+        program.maximize(
+            sum(c * w for c, w in zip(counts(devices, m, chunks, steep), work, strict=True))
+        )
+        if rounds:
+            assert rounds == pytest.approx(1 / program.getObjectiveValue())
+        known += rounds > 0
+    assert known
+    assert least_steep_rounds(devices, m, chunks, 1.0) == pytest.approx(
+        least_looped_rounds(devices, m, chunks)
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(2, 4), st.integers(1, 7), st.integers(2, 3))
+def test_no_order_of_chunks_beats_the_bound_where_what_is_held_less_counts_more(
+    data, devices, m, chunks
+) -> None:
+    count = devices * chunks
+    some = st.sampled_from([0.0, 0.0, 1.0, 2.0]) | st.floats(0.0, 4.0)
+    stages = [StageTimes(forward=data.draw(some), backward=data.draw(some)) for _ in range(count)]
+    crews = tuple(tuple(range(k, count, devices)) for k in range(devices))
+    work = [stage.forward + stage.backward for stage in stages]
+    for schedule in ("interleaved", "looped-bfs"):
+        found = replay(pipeline_order(schedule, count, m, crews), stages).seconds
+        for steep in (1.0, 1.1, 1.35):
+            weighed = sum(
+                c * w for c, w in zip(counts(devices, m, chunks, steep), work, strict=True)
+            )
+            rounds = least_steep_rounds(devices, m, chunks, steep)
+            assert found >= rounds * weighed * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "looped-bfs"])
+def test_before_its_first_backward_a_device_holds_a_round_of_all_chunks_but_the_last(
+    schedule,
+) -> None:
+    """What the bound of several chunks says that devices keep, counted in the orders themselves."""
+    for devices, m, chunks in itertools.product((2, 3, 4, 8), (1, 2, 4, 5, 8, 11), (2, 3, 5)):
+        count = devices * chunks
+        crews = tuple(tuple(range(k, count, devices)) for k in range(devices))
+        for line, last in zip(
+            pipeline_order(schedule, count, m, crews), held_of_last(devices, m), strict=True
+        ):
+            first = next(place for place, action in enumerate(line) if action.phase == "B")
+            begun = [action.mesh for action in line[:first]]
+            held = [begun.count(mesh) for mesh in sorted({action.mesh for action in line})]
+            assert min(held[:-1]) >= min(devices, m)
+            assert held[-1] >= last >= 1

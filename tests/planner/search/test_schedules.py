@@ -14,10 +14,12 @@ from shardwright.core.schedules import NamedSchedule
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.model.arrangements import Arrangement, Shape
 from shardwright.planner.model.context import Context
+from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import Findings, answer
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.loop import run
+from shardwright.planner.search.looped import least_looped
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.additive import of_shape, on_all
 from shardwright.planner.search.proposers.schedules import rescheduled, schedules
@@ -148,6 +150,32 @@ def test_what_an_arrangement_takes_at_least_is_true_of_every_cut(chunks: int) ->
                 cut = replace(found, starts=(0, *starts), arrangement=other)
                 fastest = min(fastest, judged(context, cut).seconds)
     assert 0.5 * fastest < least <= fastest
+
+
+def test_what_devices_must_keep_bounds_every_cut_into_chunks_that_fits() -> None:
+    """Within tight and wide limits, by brute force over orders, cuts and what runs again."""
+    context = Context.of(residual(batch=4096, width=64, depth=4), NEAR, CostTable(), Training())
+    arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
+    explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+    blocks = len(context.facts.ties.ranges)
+    found: list[tuple[float, float]] = []
+    for candidate in explored.candidates:
+        for starts in itertools.combinations(range(1, blocks), 3):
+            for order in ("interleaved", "looped-bfs"):
+                other = replace(arrangement, schedule=order)
+                one = judged(context, replace(candidate, starts=(0, *starts), arrangement=other))
+                found.append((one.bytes, one.seconds))
+    found.sort()
+    problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)
+    limits = [one.bytes for one in explored.candidates] + [size for size, _ in found[::8]]
+    rises = 0
+    for limit in limits:
+        fastest = min([seconds for size, seconds in found if size <= limit], default=math.inf)
+        least = least_looped(problem, arrangement, 2, limit)
+        assert 0 < least <= fastest
+        loose = explore(context, arrangement, limit, math.inf, math.inf).bound
+        rises += least > 1.01 * loose.seconds(2)
+    assert rises
 
 
 def planned(context: Context, limit: float) -> Findings:

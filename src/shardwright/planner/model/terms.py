@@ -88,14 +88,26 @@ def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) ->
     return FactorGraph(sizes, tuple(factors))
 
 
-def network(sizes: tuple[int, ...], terms: list[Term]) -> Network:
-    """Add up, over all blocks, every kind but a transient, which tied blocks need one at a time."""
+def network(
+    sizes: tuple[int, ...], terms: list[Term], apart: frozenset[int] = frozenset()
+) -> Network:
+    """Add up, over all blocks, every kind but a transient, which tied blocks need one at a time. What
+    the blocks ``apart`` cost are kinds of their own, behind the others."""
     tables: list[tuple[tuple[int, ...], Columns]] = []
     for term in terms:
         columns = term.columns * float(len(term.blocks))
         columns[TRANSIENT] = term.columns[TRANSIENT]
-        tables.append((term.scope, columns))
+        tables.append((term.scope, _parted(columns, apart, term.blocks) if apart else columns))
     return Network(sizes, tables)
+
+
+def _parted(columns: Columns, apart: frozenset[int], blocks: tuple[int, ...]) -> Columns:
+    """Return the kinds of costs twice: those of other blocks, and those of the blocks apart."""
+    nothing = np.zeros_like(columns)
+    if not apart.issuperset(blocks):
+        return np.concatenate([columns, nothing])
+    nothing[EACH] = np.where(np.isinf(columns[EACH]), np.inf, 0.0)  # forbidden choices
+    return np.concatenate([nothing, np.where(np.isinf(columns), 0.0, columns)])
 
 
 def per_block(

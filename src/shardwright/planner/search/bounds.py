@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.core.schedules import SCHEDULES
 from shardwright.planner.model.arrangements import Arrangement
 
@@ -64,6 +67,32 @@ def least_looped_rounds(stages: int, microbatches: int, chunks: int = 2) -> floa
     return 1.0 / whole
 
 
+def held_of_last(stages: int, microbatches: int) -> NDArray[np.int64]:
+    """Return how many microbatches every device with several chunks holds of its last at least, when its first
+    backward begins; of every other chunk it holds as many as the first device of its last."""
+    return np.minimum(min(stages, microbatches), 2 * np.arange(stages)[::-1] + 1)
+
+
+@lru_cache(maxsize=1024)
+def least_steep_rounds(stages: int, microbatches: int, chunks: int, steep: float) -> float:
+    """Return an a such that devices with several chunks each, by turns, take at least a * (seconds of one
+    microbatch through all chunks), where those of devices' last chunks count the more the less is held of them:
+    ``steep`` times of which only one microbatch is. 0 where none is known.
+
+    From the same waits as ``least_looped_rounds``: what they weigh so that every chunk counts as is said is
+    one solution of linear equations, and where no weight is negative, a bound.
+    """
+    count = stages * chunks
+    waits = np.tri(count, k=-1)
+    for place in range(count):
+        waits[place, place::stages] += microbatches
+    held = held_of_last(stages, microbatches)
+    wanted = np.ones(count)
+    wanted[-stages:] += (steep - 1) * (held.max() - held) / max(held.max() - 1, 1)
+    weights = np.linalg.solve(waits.T, wanted)
+    return 0.0 if weights.min() < 0 else float(1.0 / weights.sum())
+
+
 def own_rounds(stages: int, microbatches: int) -> tuple[float, float]:
     """Return (a, b) as ``least_rounds`` does of what devices have to do themselves, on average, in whatever order
     and however many chunks: T >= m t + once."""
@@ -72,23 +101,35 @@ def own_rounds(stages: int, microbatches: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Least:
-    """What an arrangement takes at least, in seconds: in ``whole`` stages, and by what devices do of their
-    ``own``, whatever they wait for. ``blocks`` are those of the model: no chunk has less of it."""
+    """What an arrangement takes at least, in seconds: in ``whole`` stages, by what devices do of their
+    ``own``, whatever they wait for, and, in two chunks a device or more but at most ``most``, by what they must
+    keep (``looped``). ``blocks`` are those of the model: no chunk has less of it."""
 
     arrangement: Arrangement
     blocks: int
     whole: float
     own: float
+    looped: float = 0.0
+    most: int = 1
+
+    def chunks(self, asked: int) -> int:
+        """Return how many chunks devices have where they have no more than is asked."""
+        stages = self.arrangement.stages
+        return max(1, min(asked, self.blocks // stages)) if stages > 1 else 1
 
     def share(self, chunks: int) -> float:
         """Return what is left of a bound for whole stages where devices have so many chunks at most."""
         p, m = self.arrangement.stages, self.arrangement.microbatches
-        some = max(1, min(chunks, self.blocks // p))
-        return least_looped_rounds(p, m, some) / least_rounds(p, m)[0]
+        return least_looped_rounds(p, m, self.chunks(chunks)) / least_rounds(p, m)[0]
+
+    def is_tight(self, chunks: int) -> bool:
+        """Whether all that can be is known of devices with so many chunks at most."""
+        return self.chunks(chunks) <= self.most
 
     def seconds(self, chunks: int) -> float:
         """Return the bound where devices have so many chunks at most."""
-        return max(self.whole * self.share(chunks), self.own)
+        rough = max(self.whole * self.share(chunks), self.own)
+        return max(rough, min(self.whole, self.looped)) if self.is_tight(chunks) else rough
 
 
 class Bounds:
@@ -106,12 +147,17 @@ class Bounds:
         """Learn a bound of an arrangement; all that is known of it is true."""
         before = self._known.get(one.arrangement, one)
         whole, own = max(one.whole, before.whole), max(one.own, before.own)
-        self._known[one.arrangement] = replace(one, whole=whole, own=own)
+        kept = max(one, before, key=lambda each: (each.most, each.looped))
+        self._known[one.arrangement] = replace(kept, whole=whole, own=own)
 
     def least(self, chunks: int = 2) -> float:
         """Return the least seconds where devices have so many chunks at most; infinity before anything is
         known."""
         return min((one.seconds(chunks) for one in self), default=math.inf)
+
+    def weakest(self, chunks: int) -> Least | None:
+        """Return the one that takes least where devices have so many chunks at most, of equals the first."""
+        return min(self, key=lambda one: one.seconds(chunks), default=None)
 
     def busy(self) -> float:
         """Return the least seconds in which any arrangement's devices do their own work; infinity before

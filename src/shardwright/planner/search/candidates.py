@@ -215,7 +215,7 @@ def _relaxed_bound(
         return best
     means = MEANS[: 1 if problem.is_wide else None]  # where every answer takes seconds
     views = [
-        problem.elimination(_bound_weights(problem, arrangement, rounds, mean)) for mean in means
+        problem.elimination(bound_weights(problem, arrangement, rounds, mean)) for mean in means
     ]
     for view in views:
         best = max(best, float(view.solve(np.array([[1.0, price]])).values[0]) - price * limit)
@@ -224,16 +224,18 @@ def _relaxed_bound(
     return max(best, *(hull(view, 2, limit).bound(limit) for view in views))
 
 
-def _bound_weights(
-    problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], mean: float
-) -> Weights:
+def bound_weights(
+    problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], mean: float, held: int = 1,
+) -> Weights:  # fmt: skip
+    """Weigh a mean of what the path of computation takes and of what messages do; ``held``: microbatches that
+    devices hold at least."""
     p, m = arrangement.stages, arrangement.microbatches
     axes, sorts = len(problem.mesh.sizes), len(problem.context.facts.ties.classes)
     exposed = exposed_share(problem.context, axes)
     exposed += (1 - mean) / mean / channels(axes) * m / p / rounds[0]
     return Weights(
         each=mean * rounds[0], once=mean * rounds[1], exposed=exposed, synced=exposed,
-        kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
+        kept=1 / p, flight=held / p, transient=1 / (p * sorts),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, trie
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.local.mcmc import Chain, Spent, walk
 from shardwright.planner.search.loop import Proposer, run
+from shardwright.planner.search.looped import tighten
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.proposers.additive import on_all, on_fewer
@@ -298,6 +299,7 @@ def _fastest(session: _Session, loose: _Session) -> Findings:
     explore(pool, on_fewer)
     run(pool, partial(filled, spacing=session.limits.spacing))
     run(pool, proposes_late)
+    tighten(pool)
     known = pool.findings()
     if loose.least_sent == 1:
         return known

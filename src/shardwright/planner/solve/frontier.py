@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from shardwright.planner.solve.buckets import Floats
 from shardwright.planner.solve.elimination import Elimination, Solutions
 
 TOLERANCE = 1e-9
@@ -27,6 +28,14 @@ class HasBytes(Protocol):
     @property
     def bytes(self) -> float:
         """How much."""
+        ...
+
+
+class Solver(Protocol):
+    """What finds the least of any weighting of the two costs."""
+
+    def solve(self, weights: Floats) -> Solutions:
+        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i."""
         ...
 
 
@@ -87,7 +96,7 @@ def _around(pairs: list[Pair], near: float) -> list[Pair]:
 
 
 def hull(
-    elimination: Elimination,
+    elimination: Solver,
     max_points: int = 64,
     focus: float | None = None,
     give_up: float = math.inf,
@@ -116,9 +125,7 @@ def hull(
     return Hull(points=tuple(points), edge_values=edges, floor=floor)
 
 
-def _bisected(
-    elimination: Elimination, pairs: list[Pair], values: dict[Pair, float]
-) -> Iterator[Point]:
+def _bisected(elimination: Solver, pairs: list[Pair], values: dict[Pair, float]) -> Iterator[Point]:
     """Minimise the weightings under which pairs tie; note the values and yield the points below."""
     weights = np.array([(1.0, slope(*pair)) for pair in pairs])
     solved = elimination.solve(weights)
@@ -156,7 +163,7 @@ def between(elimination: Elimination, fast: Point, small: Point, epsilon: float)
             yield near
 
 
-def _extremes(elimination: Elimination) -> tuple[list[Point], tuple[float, float]]:
+def _extremes(elimination: Solver) -> tuple[list[Point], tuple[float, float]]:
     """Return the fastest point and the smallest point (ties broken by the other cost), and bounds
     of their seconds and bytes.
     """

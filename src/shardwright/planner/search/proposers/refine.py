@@ -22,13 +22,11 @@ from shardwright.planner.search.steering import (
 def refined(pool: Pool) -> Proposals:
     """Propose to refine the plans that are fastest, more of them where more can be gained."""
     unlike, operators = pool.unlike(), len(pool.context.graph.operators)
-    if not unlike:
+    # Of what is too large even where more can be gained, nobody asks how much that is: it takes a simulation.
+    if not unlike or _effort(operators, is_open=True).moves < LEAST_MOVES:
         return
     is_open = pool.bounds.least() < unlike[0].seconds - pool.doubt(unlike[0])
-    effort = Effort(
-        moves=min(BUDGET * (MORE if is_open else 1) // operators, MOVES),
-        patience=PATIENCE * (2 if is_open else 1),
-    )
+    effort = _effort(operators, is_open)
     if effort.moves < LEAST_MOVES:
         return
     # Where patience ends most climbs, there is time for more.
@@ -38,6 +36,14 @@ def refined(pool: Pool) -> Proposals:
     for evaluation in [*unlike[:count], *few]:
         yield Proposal(0.0, partial(_refined, pool, evaluation, effort))
         pool.tell(1.0, "refining")
+
+
+def _effort(operators: int, is_open: bool) -> Effort:
+    """Return how long plans of so many operators are refined; ``is_open``: where more can be gained."""
+    return Effort(
+        moves=min(BUDGET * (MORE if is_open else 1) // operators, MOVES),
+        patience=PATIENCE * (2 if is_open else 1),
+    )
 
 
 def _of_another_schedule(unlike: list[Evaluation], count: int) -> list[Evaluation]:

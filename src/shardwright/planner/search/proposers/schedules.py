@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.schedules import SCHEDULES, NamedSchedule, ScheduleName
+from shardwright.planner.judge.actions import timed
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.partition import Chain, measure, partition
@@ -25,7 +26,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import FAR, FEW
+from shardwright.planner.search.steering import CLOSE, FAR, FEW
 
 # GPipe hides slow transfers better than the additive model knows, and is simulated whatever it promises.
 ORDERS: tuple[NamedSchedule, ...] = ("gpipe", "1f1b-so", "interleaved")
@@ -116,14 +117,24 @@ def _if_faster(pool: Pool, candidate: Candidate) -> Evaluation | None:
     """Try a candidate; keep it where it is faster by more than the doubt about like plans: what is simpler
     runs with less overhead, and has a bound."""
     found = pool.judged(to_strategy(pool.context, candidate), candidate.least_seconds)
-    if (
-        found is None
-        or found.bytes > pool.limit
-        or found.seconds >= pool.fastest * (1 - pool.apart)
-    ):
+    if found is None or found.bytes > pool.limit:
+        return None
+    if found.strategy.pipeline.splits_backward and found.seconds < CLOSE * pool.fastest:
+        found = _in_time(pool, found)
+    if found.seconds >= pool.fastest * (1 - pool.apart):
         return None
     pool.evaluations.append(found)
     return found
+
+
+def _in_time(pool: Pool, found: Evaluation) -> Evaluation:
+    """Return a plan in an order for what its actions take, where that is shorter: named orders are laid out for F,
+    I and W that take equally long."""
+    strategy = timed(pool.context, found.strategy)
+    other = None if strategy is None else pool.judged(strategy, found.least_seconds)
+    if other is None or other.bytes > pool.limit:
+        return found
+    return other if other.seconds < found.seconds * (1 - pool.same) else found
 
 
 def rescheduled(candidate: Candidate, schedule: ScheduleName, chunks: int = 2) -> Candidate | None:
