@@ -203,6 +203,7 @@ def _call_of(child: nn.Module, path: str, seen: Observation, tail: Tail | None) 
         "switches": seen.switches,
         "rows": site.rows,
         "makes": seen.made_in(path),
+        "written": seen.written_in(path),
     }
     if tail is not None:
         return Opaque(
@@ -300,4 +301,5 @@ def call_whole(
         flops=work[0],
         rows=work[1],
         makes=frozenset() if seen is None else seen.made_in(""),
+        written=frozenset() if seen is None else frozenset(f"module.{one}" for one in seen.written),
     )
