@@ -212,13 +212,14 @@ def meshes_of_operators(
                 f"data must flow to later meshes, but operator {graph.operators[index].name} on "
                 f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
             )
-    if len({config.mesh for config in configs}) > 1:
-        _check_written(graph, where)
+    _check_written(graph, where)
     return where
 
 
 def _check_written(graph: OperatorGraph, where: Sequence[set[int]]) -> None:
     """Check that whatever reads or writes a buffer that a step writes runs on one mesh."""
+    if len(set[int]().union(*where)) < 2:
+        return
     for tensor in sorted(written_buffers(graph)):
         used = set[int]().union(*(where[one] for one in graph.consumers[tensor]))
         if len(used) > 1:
