@@ -51,6 +51,7 @@ FILES = (
     "recipes",
     "published",
     "papers",
+    "habits",
 )
 
 

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError
+from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
+from shardwright.runtime.capture import capture
 from tests.runtime.equivalence import assert_equivalent
 from tests.runtime.strategies import named
 
@@ -117,3 +120,31 @@ def test_a_queue_is_differentiated_by_as_it_was_read() -> None:
 @pytest.mark.parametrize("kind", [Scale, Kept, Watching])
 def test_the_old_value_of_a_buffer_outlives_the_write_of_the_new_one(kind: type[nn.Module]) -> None:
     assert_equivalent(2, partial(layers, kind), WAYS)
+
+
+class Far(nn.Module):
+    """A size that the first layer reads and the loss moves on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.register_buffer("size", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x / self.size
+        for layer in self.layers:
+            x = layer(x).tanh()
+        self.size = self.size * 0.5 + x.detach().abs().mean(0)
+        return x.pow(2).mean()
+
+
+def far() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Far().double(), {"x": torch.randn(4, 6, dtype=torch.float64)}
+
+
+def test_a_buffer_that_one_stage_reads_and_another_writes_is_refused() -> None:
+    """The first stage went on with what stood there when it was built."""
+    graph = capture(*far()).graph
+    with pytest.raises(InputError, match="size is used on meshes 0, 1; put what reads"):
+        lower(graph, seed_strategy(graph, Seed(stages=2)))

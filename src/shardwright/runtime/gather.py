@@ -15,7 +15,7 @@ from shardwright.core.layout import is_split
 from shardwright.errors import InputError
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.interpreter import Machine
-from shardwright.runtime.parameters import parts
+from shardwright.runtime.parameters import parts, tensor_of
 from shardwright.runtime.store import DTYPES
 
 
@@ -54,21 +54,22 @@ def kept_values(machine: Machine) -> dict[int, int]:
 
 
 def whole_tensors(
-    machine: Machine, roles: Collection[str] = ("parameter", "buffer")
+    machine: Machine, names: Collection[str] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and buffers by name, whole on every rank, one after the other. Every rank of
-    the world must take them all."""
+    """Yield parameters and buffers by name, all or those in ``names``, whole on every rank, one after the
+    other. Every rank of the world must take them all."""
     tensors, module = machine.captured.graph.tensors, machine.parameters.module
     for tensor, value in kept_values(machine).items():
-        name, role = tensors[tensor].name, tensors[tensor].role
-        if role in roles:
-            own = module.get_parameter(name) if role == "parameter" else module.get_buffer(name)
-            yield name, seen_as(whole_tensor(machine, value), own.shape)
+        if tensors[tensor].role in ("parameter", "buffer"):
+            name = tensors[tensor].name
+            if names is None or name in names:
+                yield name, seen_as(whole_tensor(machine, value), tensor_of(module, name).shape)
 
 
 def full_parameters(machine: Machine) -> dict[str, Tensor]:
     """Return every parameter whole, by name."""
-    return dict(whole_tensors(machine, ("parameter",)))
+    names = {name for name, _ in machine.parameters.module.named_parameters()}
+    return dict(whole_tensors(machine, names))
 
 
 def to_module(machine: Machine, module: nn.Module) -> None:

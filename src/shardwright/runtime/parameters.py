@@ -9,6 +9,7 @@ forward is valid again in backward.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -79,6 +80,12 @@ def written_buffers(graph: OperatorGraph) -> frozenset[int]:
     """Return the buffers that some operator writes as a whole."""
     writing = (op for op in graph.operators if not op.outputs or op.kind.startswith("opaque."))
     return frozenset(t for op in writing for t in op.inputs if graph.tensors[t].role == "buffer")
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor:
+    """Return a parameter or buffer by name: of a graph's buffers, frozen parameters that forward writes are
+    parameters of the module."""
+    return operator.attrgetter(name)(module)
 
 
 def is_flat(value: Value) -> bool:
@@ -201,11 +208,14 @@ class Parameters:
         if spec.role == "constant":
             whole = self.captured.constants[value.tensor]
         else:
-            whole = self.module.get_buffer(spec.name)
             self.buffers[index] = spec.name
             if self._lent:
                 self.leaf[index], self.raw[index] = self._lent.tensors(spec.name, value)
                 return
+            whole = tensor_of(self.module, spec.name)
+            if self._deferred and spec.name in self._deferred:  # a parameter that forward writes
+                whole = torch.zeros(spec.shape, dtype=DTYPES[value.dtype])
+                self._later.setdefault(spec.name, []).append(index)
         self.leaf[index] = self._seen(index, value, whole.detach())
         self.raw[index] = self.leaf[index]
 
@@ -269,7 +279,9 @@ class Parameters:
         replace_parameters(self.module, kept)
 
     def _used(self) -> set[str]:
-        return {spec.name for spec in self.captured.graph.tensors if spec.role == "parameter"}
+        """The names of what the graph holds for the module: parameters, some of them as buffers."""
+        roles = ("parameter", "buffer")
+        return {spec.name for spec in self.captured.graph.tensors if spec.role in roles}
 
     def release_module(self) -> None:
         """Take the values of what the graph uses out of the module: the shards are all there is."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.graph import TensorSpec
 from shardwright.core.layout import PARTIAL, is_split
 from shardwright.core.program import STATES, ValueRole
 from shardwright.errors import CheckpointError
@@ -21,7 +22,7 @@ from shardwright.runtime.capture import seen_as
 from shardwright.runtime.gather import kept_values
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.manifest import dtype_name, plain
-from shardwright.runtime.parameters import parts
+from shardwright.runtime.parameters import parts, tensor_of
 from shardwright.runtime.tables import Group, ModuleTable
 
 # Roles of states that are summed and shared out where a plan has other terms, and what they are called.
@@ -70,10 +71,17 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     return found | {f"buffer/{name}": tensor for name, tensor in module.named_buffers()}
 
 
+def key_of(machine: Machine, spec: TensorSpec) -> str:
+    """Return the key of a graph's parameter or buffer: a parameter that forward writes is a buffer of the
+    graph, and a parameter of the module."""
+    is_parameter = isinstance(tensor_of(machine.parameters.module, spec.name), nn.Parameter)
+    return f"{'parameter' if is_parameter else 'buffer'}/{spec.name}"
+
+
 def idle_tensors(machine: Machine) -> dict[str, Tensor]:
     """Return, by key, what the module has but the graph does not use: equal on all ranks."""
     known = {
-        f"{spec.role}/{spec.name}"
+        key_of(machine, spec)
         for spec in machine.captured.graph.tensors
         if spec.role in ("parameter", "buffer")
     }
@@ -95,7 +103,7 @@ def lasting(machine: Machine) -> list[Held]:
             continue
         if value.role in STATES:
             continue
-        held = boxes_of(machine, index, f"{spec.role}/{spec.name}", raw)
+        held = boxes_of(machine, index, key_of(machine, spec), raw)
         found += held if index in kept else [replace(one, is_writer=False) for one in held]
     return found
 

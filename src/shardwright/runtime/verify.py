@@ -179,7 +179,8 @@ def train_plainly(module: nn.Module, batches: Batches, *, clips: bool, tell: Tel
     for number, batch in enumerate(batches, 1):
         optimizer.zero_grad()
         with WithoutDropout():
-            loss = find_loss(module(**batch))
+            # A forward may write what it is given, which the ranks are to be given as it was.
+            loss = find_loss(module(**{name: _copied(one) for name, one in batch.items()}))
             loss.backward()
         if clips:
             nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
@@ -188,6 +189,10 @@ def train_plainly(module: nn.Module, batches: Batches, *, clips: bool, tell: Tel
         tell(number)
     named = [*module.named_parameters(), *module.named_buffers()]
     return Trained(losses=tuple(losses), tensors={name: one.detach() for name, one in named})
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def train_as_rank(

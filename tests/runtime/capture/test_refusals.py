@@ -146,6 +146,19 @@ def test_a_model_that_cannot_be_watched_is_captured_with_a_note() -> None:
     assert not any(operator.kind.startswith("opaque") for operator in graph.operators)
 
 
+def test_layers_without_shapes_are_refused_with_what_to_do() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.LazyLinear(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x).pow(2).mean()
+
+    with pytest.raises(CaptureError, match=r"'net\.weight' takes its own .* call the module once"):
+        capture(Lazy(), {"x": torch.randn(8, 4)})
+
+
 def test_sparse_buffers_are_refused_with_what_to_keep_instead() -> None:
     class Graph(nn.Module):
         def __init__(self) -> None:

@@ -169,9 +169,23 @@ def _fault_along(dim: Dim, count: int, microbatches: int) -> str:
     return ""
 
 
+# Kinds of operators with results that may also write the buffers they are given.
+_WRITERS = ("opaque.", "rowwise.", "aten.batch_norm.")
+
+
+def written_buffers(graph: OperatorGraph) -> frozenset[int]:
+    """Return the buffers that a step writes, or may write."""
+    writing = (one for one in graph.operators if not one.outputs or one.kind.startswith(_WRITERS))
+    return frozenset(t for one in writing for t in one.inputs if graph.tensors[t].role == "buffer")
+
+
 def depend_on_parameters(graph: OperatorGraph) -> list[bool]:
-    """Say of every operator whether what it makes depends on parameters."""
-    known = [tensor.role == "parameter" for tensor in graph.tensors]
+    """Say of every operator whether what it makes depends on what steps change: parameters, buffers that
+    are written."""
+    written = written_buffers(graph)
+    known = [
+        tensor.role == "parameter" or index in written for index, tensor in enumerate(graph.tensors)
+    ]
     result: list[bool] = []
     for operator in graph.operators:
         result.append(any(known[tensor] for tensor in operator.inputs))
@@ -185,7 +199,8 @@ def meshes_of_operators(
 ) -> list[set[int]]:
     """Say on which meshes each operator runs: work without parameters is repeated, not sent.
 
-    Raises InputError where data would flow to an earlier mesh.
+    Raises InputError where data would flow to an earlier mesh, or where a buffer that is written would
+    be on several meshes, of which one writes it.
     """
     where: list[set[int]] = [set() for _ in graph.operators]
     for index in reversed(range(len(where))):
@@ -197,7 +212,22 @@ def meshes_of_operators(
                 f"data must flow to later meshes, but operator {graph.operators[index].name} on "
                 f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
             )
+    _check_written(graph, where)
     return where
+
+
+def _check_written(graph: OperatorGraph, where: Sequence[set[int]]) -> None:
+    """Check that whatever reads or writes a buffer that a step writes runs on one mesh."""
+    if len(set[int]().union(*where)) < 2:
+        return
+    for tensor in sorted(written_buffers(graph)):
+        used = set[int]().union(*(where[one] for one in graph.consumers[tensor]))
+        if len(used) > 1:
+            raise InputError(
+                "a buffer that a step writes must be used on one mesh, or others would read what stood "
+                f"there before, but {graph.tensors[tensor].name} is used on meshes "
+                f"{numbers(sorted(used))}; put what reads and writes it on one stage"
+            )
 
 
 def _check_sums(

@@ -10,25 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.assemble import (
-    Captured,
-    Entry,
-    Results,
-    assemble,
-    dtype_name,
-    live_records,
-)
+from shardwright.runtime.capture.assemble import Captured, Results, assemble, live_records
 from shardwright.runtime.capture.checks import unchecked_values
-from shardwright.runtime.capture.copying import owner_of
+from shardwright.runtime.capture.entries import PREFIX, Entries
 from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
@@ -59,8 +51,6 @@ from shardwright.runtime.capture.terms import shared_out
 from shardwright.runtime.capture.translate import Translator
 from shardwright.runtime.capture.variables import Variable
 from shardwright.runtime.capture.written import keep_read
-
-PREFIX = "module."
 
 
 def capture(
@@ -149,6 +139,12 @@ class _Job:
             wrapper.train()
         return wrapper
 
+    @property
+    def written(self) -> frozenset[str]:
+        """The frozen parameters that a run has written, where the model was run."""
+        seen = vars(self).get("seen")
+        return frozenset() if seen is None else seen.written
+
     def renew(self) -> None:
         """Forget the fake copy: tracing has changed what it holds in Python."""
         for name in ("twin", "wrapper"):
@@ -218,7 +214,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     translator = Translator(recorder, synchronised=job.synchronised, prefix=PREFIX)
     if checks:
         translator.notes[UNCHECKED] = None
-    entries = _Entries(job, recorder)
+    entries = Entries(job.wrapper, job.module, job.batch.tensors, recorder)
     specs = program.graph_signature.input_specs  # one for each placeholder
     variables = [entries.variable(spec, program) for spec in specs]
     output, *others = translator.walk(program.graph_module, variables)
@@ -233,7 +229,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     }
     needed = (loss, *outputs.values())
     live = live_records(keep_dims(keep_read(recorder.records), needed), needed)
-    ordered = entries.ordered()
+    ordered = entries.ordered({*translator.variables.written, *job.written})
     records, entered = take_apart(take_slots(live, ordered, needed), ordered, needed)
     return assemble(
         name=job.name,
@@ -261,92 +257,6 @@ def _check_loss(loss: Value, recorder: Recorder) -> Value:
             "check requires_grad and torch.no_grad in the model"
         )
     return recorder.emit(aten.reshape.default, loss, [])
-
-
-class _Entries:
-    """Everything that enters from outside, tied tensors once. A batch may use names of the module's."""
-
-    def __init__(self, job: _Job, recorder: Recorder) -> None:
-        self.job, self.recorder = job, recorder
-        self.entries: dict[tuple[bool, str], tuple[Entry, Variable]] = {}
-        self.owners = tied_names(job.twin)
-
-    def variable(self, spec: Any, program: Any) -> Any:
-        """Return the variable of one placeholder."""
-        kind = spec.kind.name
-        if kind == "USER_INPUT":
-            return self.input(self.job.wrapper.names[spec.arg.name])
-        path = spec.target.removeprefix(PREFIX)
-        if kind in ("PARAMETER", "BUFFER"):
-            return self.owned(path)
-        if kind == "CONSTANT_TENSOR":
-            return self._constant(path, program.constants[spec.target])
-        raise Unsupported(f"an entry of kind {kind}")
-
-    def input(self, name: str) -> Variable:
-        """Return the variable of a batch tensor."""
-        return self._enter(name, self.job.batch.tensors[name], "input")
-
-    def owned(self, path: str) -> Variable:
-        """Return the variable of a parameter or buffer, by any of its names."""
-        aliases = self.owners[path]
-        tensor = _attribute(self.job.twin, aliases[0])
-        role = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-        return self._enter(aliases[0], tensor, role, aliases[1:])
-
-    def _constant(self, path: str, lifted: Tensor) -> Variable:
-        if name := owner_of(lifted, self.job.twin, self.job.module):
-            return self.owned(name)
-        original = _attribute(self.job.module, path)
-        tensor = original if isinstance(original, Tensor) else lifted
-        return self._enter(path, tensor, "constant", constant=tensor.detach())
-
-    def _enter(
-        self,
-        name: str,
-        tensor: Tensor,
-        role: Any,
-        aliases: tuple[str, ...] = (),
-        constant: Tensor | None = None,
-    ) -> Variable:
-        key = (role == "input", name)
-        if key not in self.entries:
-            value = self.recorder.enter(tensor)
-            spec = TensorSpec(
-                name=name,
-                shape=tuple(tensor.shape),
-                dtype=_known_dtype(name, tensor.dtype),
-                role=role,
-                needs_gradient=role == "parameter" and tensor.requires_grad,
-                aliases=aliases,
-            )
-            variable = Variable(
-                value,
-                buffer=value if role == "buffer" else None,
-                parameter=name if role == "parameter" else "",
-            )
-            self.entries[key] = (Entry(value=value, spec=spec, constant=constant), variable)
-        return self.entries[key][1]
-
-    def ordered(self) -> list[Entry]:
-        """Return parameters and buffers in the module's order, then the batch, then constants."""
-        for name in self.job.batch.tensors:
-            self.input(name)
-        rank = {"parameter": 0, "buffer": 1, "input": 2, "constant": 3}
-        return sorted(
-            (one for one, _ in self.entries.values()), key=lambda one: rank[one.spec.role]
-        )
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    return reduce(lambda value, part: getattr(value, part, None), path.split("."), module)
-
-
-def _known_dtype(name: str, dtype: torch.dtype) -> str:
-    text = dtype_name(dtype)
-    if text not in DTYPE_BYTES:
-        raise CaptureError(f"tensor {name!r} has dtype {text}; use one of {', '.join(DTYPE_BYTES)}")
-    return text
 
 
 # -- fall-back ----------------------------------------------------------------------------------------
@@ -392,7 +302,7 @@ def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
             f"{'; '.join(why)}; remove what stops export, or ask for no outputs"
         )
     recorder = Recorder()
-    entries = _Entries(job, recorder)
+    entries = Entries(job.wrapper, job.module, job.batch.tensors, recorder)
     names = list(dict.fromkeys(group[0] for group in tied_names(job.twin).values()))
     batch_names = tuple(job.batch.tensors)
     if seen is None:  # not run: taken to use every parameter once for each row
@@ -410,7 +320,7 @@ def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
         name=job.name,
         module=job.module,
         records=recorder.records,
-        entries=entries.ordered(),
+        entries=entries.ordered(job.written),
         results=Results(loss),
         notes=(*notes, call.note),
         batch_names=batch_names,

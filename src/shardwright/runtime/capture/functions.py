@@ -22,7 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.checkpoint import CheckpointFunction
 
 from shardwright.runtime.capture.autocast import flat_regions
-from shardwright.runtime.capture.gradients import check_engine_call, check_function, engine_calls
+from shardwright.runtime.capture.gradients import (
+    check_engine_call,
+    check_function,
+    engine_calls,
+    inference_without_gradients,
+)
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
 from shardwright.runtime.capture.record import Slot, Unsupported, aten
 from shardwright.runtime.engine import run_backward
@@ -104,7 +109,10 @@ def custom_gradients() -> Iterator[None]:
     Function.apply = classmethod(apply)
     torch.Tensor.register_hook = refuse_hook  # type: ignore[method-assign]
     try:
-        with stub_keys() as keys, engine_calls(refuse_engine), traced_data(), flat_regions():
+        with (
+            stub_keys() as keys, engine_calls(refuse_engine), traced_data(), flat_regions(),
+            inference_without_gradients(),
+        ):  # fmt: skip
             yield
     finally:
         Function.apply = original

@@ -39,6 +39,28 @@ def engine_calls(instead: Callable[..., Any]) -> Iterator[None]:
         torch.autograd._engine_run_backward = original
 
 
+@contextlib.contextmanager
+def inference_without_gradients() -> Iterator[None]:
+    """Let regions of ``torch.inference_mode`` be such without gradients: an exported graph holds where
+    these begin and end, and nothing of those."""
+    kind = torch.inference_mode
+    before = kind.__enter__, kind.__exit__
+    entered: list[bool] = []
+
+    def enter(region: Any) -> None:
+        entered.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(not region.mode)
+
+    def leave(_: Any, *__: Any) -> None:
+        torch.set_grad_enabled(entered.pop())
+
+    kind.__enter__, kind.__exit__ = enter, leave  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = before  # type: ignore[method-assign]
+
+
 def check_engine_call(args: Sequence[Any], options: dict[str, Any]) -> None:
     """Complain of a ``backward`` that writes gradients into parameters."""
     wanted = args[4] if len(args) > 4 else ()

@@ -43,7 +43,7 @@ class Opaque:
     inside. ``keeps``: a call changes what it holds in Python, ``switches``: it may switch
     ``requires_grad`` of parameters. ``flops`` were counted in its forward
     when its first tensor had ``rows`` rows (0: no dims). ``by_row``: the places of the tensors whose
-    rows, their first dim, are computed each by itself. ``makes``: the dtypes of what it makes inside. ``tail``: only what
+    rows, their first dim, are computed each by itself. ``written``: the frozen parameters that it writes. ``makes``: the dtypes of what it makes inside. ``tail``: only what
     forward does behind some calls of submodules is run, whose results are ``arguments`` too.
     """
 
@@ -61,6 +61,7 @@ class Opaque:
     flops: float = 0.0
     rows: int = 0
     by_row: tuple[int, ...] = ()
+    written: frozenset[str] = frozenset()
     makes: frozenset[torch.dtype] = frozenset()
     tail: Tail | None = None
     _last: list[State] = field(default_factory=list[State])
@@ -100,9 +101,9 @@ class Opaque:
             Slot, lambda slot: given[slot.index], self.arguments
         )
         held = dict(zip(self.state, tensors[split:], strict=True))
-        buffers = {name for name, _ in self.module.named_buffers()}
+        buffers = {name for name, _ in self.module.named_buffers()} | self.written
         state = {
-            name: tensor.clone() if name in buffers and not writes else tensor
+            name: _passed(tensor, writes) if name in buffers else tensor
             for name, tensor in held.items()
         }
         grad = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
@@ -114,11 +115,12 @@ class Opaque:
             state |= {name: self._nowhere(name) for name in self.tail.absent}
         with grad, self._mode(training), self._memory(training, writes), inner, flags:
             result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
-        if writes:  # a buffer may have been given another tensor instead of being written into
+        if writes:
+            # A buffer may have been given another tensor, or other memory, instead of being written into.
             for name in buffers & held.keys():
-                if state[name] is not held[name]:
+                if _is_other(state[name], held[name]):
                     with torch.no_grad():
-                        held[name].copy_(state[name])
+                        held[name].copy_(state[name].clone())  # it may be a view of the same memory
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         return leaves[0] if len(leaves) == 1 else leaves
 
@@ -159,6 +161,17 @@ class Opaque:
             yield
         finally:
             put_state(self.module, now)
+
+
+def _passed(buffer: Tensor, writes: bool) -> Tensor:
+    """Return a buffer, or a copy, that may be given other memory (``.data = ...``) and lets ours be."""
+    return buffer.detach() if writes else buffer.clone()
+
+
+def _is_other(now: Tensor, before: Tensor) -> bool:
+    return (now.data_ptr(), now.shape, now.stride()) != (
+        before.data_ptr(), before.shape, before.stride(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

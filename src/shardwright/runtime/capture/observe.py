@@ -39,7 +39,7 @@ from shardwright.runtime.capture.remade import remade
 from shardwright.runtime.capture.rowwise import Given, given_call
 from shardwright.runtime.capture.source import maker_of
 from shardwright.runtime.capture.switching import check_left, switched
-from shardwright.runtime.capture.writes import check_parameters, put_back, tensors_in
+from shardwright.runtime.capture.writes import put_back, tensors_in, written_parameters
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 500_000_000
@@ -76,8 +76,8 @@ class Observation:
     ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
     all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
     ``made``: the dtypes of what each module makes itself. ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
-    ``switches``: forward switches ``requires_grad`` of parameters off and on. ``real`` makes a model and
-    its batch to be run again, where it was run with values.
+    ``switches``: forward switches ``requires_grad`` of parameters off and on. ``written``: the frozen parameters that
+    forward writes. ``real`` makes a model and its batch to be run again, where it was run with values.
     """
 
     sites: dict[str, Site]
@@ -88,6 +88,7 @@ class Observation:
     made: dict[str, set[torch.dtype]]
     is_sure: bool = True
     switches: bool = False
+    written: frozenset[str] = frozenset()
     real: Real | None = None
 
     def made_in(self, path: str) -> frozenset[torch.dtype]:
@@ -95,6 +96,11 @@ class Observation:
         return frozenset(
             dtype for one, made in self.made.items() if is_inside(one, path) for dtype in made
         )
+
+    def written_in(self, path: str) -> frozenset[str]:
+        """Return the names that frozen parameters which are written have in a module."""
+        inside = (one for one in self.written if is_inside(one, path))
+        return frozenset(one.removeprefix(f"{path}." if path else "") for one in inside)
 
 
 def observe(
@@ -120,16 +126,16 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     values = {name: tensor.detach().clone() for name, tensor in tensors_in(twin)}
     watch, is_sure = _Watch(twin), True
     first = watch.run(batch)
-    changed = changes(before, fingerprint(twin))
+    changed, written = changes(before, fingerprint(twin)), frozenset[str]()
     if not changed:
-        check_parameters(twin, values, batch)
+        written = written_parameters(twin, values, batch)
     reasons = list(watch.reasons)
     if changed:
         put_back(twin, values)
         again = _Watch(twin, changed)
         warm = fingerprint(twin)
         second = again.run(batch)
-        check_parameters(twin, values, batch)  # the first call may have filled them
+        written = written_parameters(twin, values, batch)  # the first call may have filled them
         moving = changes(warm, fingerprint(twin))
         same = _same(first, second)
         if same is None:  # without values, unless both calls did the same things
@@ -160,6 +166,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         made=watch.made,
         is_sure=is_sure,
         switches=watch.switches,
+        written=written,
     )
 
 

@@ -28,6 +28,7 @@ from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.record import Unsupported
+from shardwright.runtime.capture.ungrouped import without_group
 from shardwright.runtime.scratch import drop_compiler_folder
 
 
@@ -260,7 +261,7 @@ def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
     with (
         quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), traceable_bins(),
-        untouched_numbers(),
+        untouched_numbers(), without_group(),
     ):  # fmt: skip
         before = Distribution._validate_args
         Distribution.set_default_validate_args(
@@ -419,8 +420,13 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def check_modules(module: nn.Module) -> None:
-    """Complain of modules that cannot be looked into, and of tensors without strides."""
+    """Complain of modules that cannot be looked into, and of tensors without shapes or strides."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise CaptureError(
+                f"parameters must have shapes, but {name!r} takes its own from the first batch; call the "
+                "module once on a batch where it is built"
+            )
         check_dense(name, tensor)
     for path, child in module.named_modules():
         if isinstance(child, torch.jit.ScriptModule):

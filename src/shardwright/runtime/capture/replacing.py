@@ -203,6 +203,7 @@ def _call_of(child: nn.Module, path: str, seen: Observation, tail: Tail | None) 
         "switches": seen.switches,
         "rows": site.rows,
         "makes": seen.made_in(path),
+        "written": seen.written_in(path),
     }
     if tail is not None:
         return Opaque(
@@ -266,6 +267,11 @@ def _note(what: str, path: str, seen: Observation | None, by_row: Sequence[int] 
     )
 
 
+def _wrapped(seen: Observation | None) -> frozenset[str]:
+    """Return the frozen parameters that forward writes, as a wrapped model names them."""
+    return frozenset(f"module.{one}" for one in seen.written) if seen else frozenset()
+
+
 def _frozen(module: nn.Module) -> frozenset[str]:
     return frozenset(path for path, child in module.named_modules() if not child.training)
 
@@ -300,4 +306,5 @@ def call_whole(
         flops=work[0],
         rows=work[1],
         makes=frozenset() if seen is None else seen.made_in(""),
+        written=_wrapped(seen),
     )

@@ -321,6 +321,7 @@ class Translator:
         return item
 
     def _increment(self, variable: Variable, amount: float) -> None:
+        self.variables.note_written(variable)
         before = self.variables.read(variable)
         with torch.no_grad():  # first the value for later readers, who must not add it twice
             variable.value = self.recorder.emit(aten.add.Scalar, before, amount)
@@ -361,9 +362,16 @@ class Translator:
         return self.recorder.append(call, [args[0]], {}, results)
 
 
+# Forms that leave their argument alone, where the name says less than that of the form in place.
+_RENAMED = {
+    "normal_": "normal_functional",
+    "__ixor__": "__xor__", "__iand__": "__and__", "__ior__": "__or__",
+}  # fmt: skip
+
+
 def _twin(name: str, overload: str) -> Any:
     """Return the operator that makes what an in-place one would write."""
-    renamed = {"normal_": "normal_functional"}.get(name, name[:-1])
+    renamed = _RENAMED.get(name, name[:-1])
     packet = getattr(aten, renamed, None)
     twin = getattr(packet, overload, None) or getattr(packet, "p", None)
     if twin is None:

@@ -24,8 +24,9 @@ View = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
 class Variable:
     """A tensor of the program. ``view`` is (operator, other arguments, keywords, which output).
 
-    ``buffer`` is the module's own tensor where the variable is a buffer: the one to write to.
-    ``parameter`` is the name of one that the variable is, which only an optimizer may write.
+    ``buffer`` is the module's own tensor where the variable is a buffer, or a frozen parameter: the one to
+    write to. ``parameter`` is the name of one that the variable is; one that is trained only an
+    optimizer may write.
     """
 
     value: Value
@@ -43,7 +44,8 @@ class Variable:
 
 @dataclass
 class Variables:
-    """Reads and writes variables, emitting operators where an alias must be kept true."""
+    """Reads and writes variables, emitting operators where an alias must be kept true. ``written``: the
+    names of frozen parameters that were."""
 
     recorder: Recorder
     written: set[str] = field(default_factory=set)
@@ -71,8 +73,7 @@ class Variables:
         if not torch.is_grad_enabled() or cut_off:
             value = self._with_history(variable, value)
         if parent is None:
-            if variable.parameter:
-                raise Unsupported(f"a write to the parameter {variable.parameter}")
+            self.note_written(variable)
             if variable.buffer is not None:
                 self.recorder.emit(assign, variable.buffer, value)
             variable.value = value
@@ -82,6 +83,13 @@ class Variables:
         is_detached = variable.view is not None and variable.view[0] is aten.detach.default
         self.write(parent, whole, cut_off or is_detached)
         variable.value, variable.version = value, variable.root.version
+
+    def note_written(self, variable: Variable) -> None:
+        """Keep the name of a frozen parameter that is written; refuse to write one that is trained."""
+        if variable.parameter and variable.buffer is None:
+            raise Unsupported(f"a write to the parameter {variable.parameter}")
+        if variable.parameter:
+            self.written.add(variable.parameter)
 
     def _with_history(self, variable: Variable, value: Value) -> Value:
         before = self.read(variable)

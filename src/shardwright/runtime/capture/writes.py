@@ -1,4 +1,5 @@
-"""What a run has written into a model: parameters, which it must not, are found with the line."""
+"""What a run has written into a model: parameters that are trained, which it must not, are found with
+the line."""
 
 from __future__ import annotations
 
@@ -29,23 +30,29 @@ def put_back(twin: nn.Module, values: Mapping[str, Tensor]) -> None:
                 tensor.copy_(values[name])
 
 
-def check_parameters(
+def written_parameters(
     twin: nn.Module, values: Mapping[str, Tensor], batch: Mapping[str, Any]
-) -> None:
-    """Complain, where a model writes it, of a parameter that a run on the batch has changed."""
+) -> frozenset[str]:
+    """Return the frozen parameters that a run on the batch has changed; complain, where a model writes it,
+    of one that is trained."""
+    found: set[str] = set()
     for name, parameter in twin.named_parameters():
         is_known = name in values and not isinstance(parameter, FakeTensor)
         if is_known and not _same_values(values[name], parameter.detach()):
+            if not parameter.requires_grad:
+                found.add(name)
+                continue
             error = CaptureError(
                 "forward must not write parameters, which shards and optimizers hold, but it writes "
-                f"{name!r}; write it after executor.step, or keep it in a buffer (register_buffer) "
-                "where nothing trains it"
+                f"{name!r}; write it after executor.step, or freeze it before building "
+                "(requires_grad_(False)) where nothing trains it"
             )
             put_back(twin, values)
             modes = _Assigned(parameter, error), _Written(parameter, error)
             with torch.random.fork_rng(), untouched_numbers(), modes[0], modes[1]:
                 twin(**batch)
             raise error
+    return frozenset(found)
 
 
 def _same_values(before: Tensor, after: Tensor) -> bool:
