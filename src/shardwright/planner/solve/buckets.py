@@ -55,8 +55,14 @@ class Buckets:
 def plan(
     sizes: Sequence[int], scopes: Sequence[Scope], base: Ints, first_free: int
 ) -> Buckets | None:
-    """Order the variables and plan every table of the elimination; None if one is too large."""
+    """Order the variables and plan every table of the elimination; None if one is too large.
+
+    What eliminations leave over the same variables is added up as it comes: a tensor with many equal
+    readers leaves dozens of such tables, which the elimination of a neighbour would each read for
+    all choices of all its others.
+    """
     known = list(scopes)
+    alike: dict[Scope, int] = {}  # messages: nothing of theirs is eliminated before they are used
     where = [int(place) for place in base[: len(known)]]
     mentions: list[set[int]] = [set() for _ in sizes]
     for number, scope in enumerate(known):
@@ -75,7 +81,10 @@ def plan(
         count = math.prod(sizes[v] for v in others)
         if count * sizes[variable] > MAX_CELLS:
             return None
-        rows.append([variable, sizes[variable], count, free, len(tables), len(dims), len(steps)])
+        onto = where[alike[others]] if others in alike else -1
+        rows.append(
+            [variable, sizes[variable], count, free, len(tables), len(dims), len(steps), onto]
+        )
         for number in touching:
             scope = known[number]
             moves = dict(zip(scope, strides([sizes[v] for v in scope]), strict=True))
@@ -84,10 +93,12 @@ def plan(
             for v in scope:
                 mentions[v].discard(number)
         dims += [(v, sizes[v]) for v in others]
-        for v in others:
-            mentions[v].add(len(known))
-        known.append(others)
-        where.append(free)
+        if onto < 0:
+            alike[others] = len(known)
+            for v in others:
+                mentions[v].add(len(known))
+            known.append(others)
+            where.append(free)
         free += count
     return _packed(rows, tables, dims, steps, (first_free, free))
 
@@ -97,15 +108,15 @@ def _packed(
     moves: list[int], messages: tuple[int, int],
 ) -> Buckets:  # fmt: skip
     begin, end = messages
-    ended = [*rows, [0, 0, 0, end, len(tables), len(dims), len(moves)]]
-    steps = np.array(ended, np.int64).reshape(-1, 7).T
+    ended = [*rows, [0, 0, 0, end, len(tables), len(dims), len(moves), -1]]
+    steps = np.array(ended, np.int64).reshape(-1, 8).T
     out = steps[3]
     ready = [np.ascontiguousarray(row) for row in steps]
     fixed = (ready[0][:-1], ready[1], ready[2], ready[3], ready[4], ready[5], ready[6])
     places = np.array(tables, np.int64).reshape(-1, 2).T
     sized = np.array(dims, np.int64).reshape(-1, 2).T
     return Buckets(
-        steps=(*fixed, np.ascontiguousarray(out - begin)),
+        steps=(*fixed, np.ascontiguousarray(out - begin), ready[7]),
         tables=(np.ascontiguousarray(places[0]), np.ascontiguousarray(places[1])),
         dims=(
             np.ascontiguousarray(sized[0]),
