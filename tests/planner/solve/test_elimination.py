@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.solve.buckets import elimination_order, neighbours
+from shardwright.planner.solve.buckets import elimination_order, neighbours, plan
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import Point, falling, hull
@@ -108,6 +108,27 @@ def test_a_chain_is_eliminated_with_tables_of_two_variables() -> None:
         assert len(near[variable]) <= 1
         for other in near[variable]:
             near[other] -= {variable}
+
+
+def test_what_many_equal_readers_leave_is_one_table_for_their_neighbours() -> None:
+    """Twelve variables beside two: each leaves a table over both, which are added up."""
+    rng, readers = np.random.default_rng(3), range(2, 14)
+    sizes = (5, 4, *[3] * len(readers))
+    tables = {(end, v): rng.random((sizes[end], 3)) for v in readers for end in (0, 1)}
+    graph = FactorGraph(
+        sizes, tuple(Factor(scope, cells, 0 * cells) for scope, cells in tables.items())
+    )
+    sums = sum(
+        (tables[0, v][:, None] + tables[1, v][None]).min(-1) for v in readers
+    )  # over the choices of the two
+    solved = Elimination.of(graph).solve(np.array([(1.0, 0.0)]))
+    assert solved.values[0] == pytest.approx(sums.min(), rel=1e-12)
+    assert graph.evaluate(solved.assignments[0].tolist())[0] == pytest.approx(sums.min(), rel=1e-12)
+    scopes = list(tables)
+    base = np.cumsum([0, *(cells.size for cells in tables.values())])
+    found = plan(sizes, scopes, base, int(base[-1]))
+    assert found is not None
+    assert len(found.tables[0]) <= len(scopes) + 3  # it would be one more for each reader
 
 
 def test_solving_twice_gives_the_same_assignment() -> None:

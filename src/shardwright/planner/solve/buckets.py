@@ -65,7 +65,12 @@ def plan(
 
 class _Draft:
     """The tables of an elimination while it is planned: ``known`` scopes, ``where`` their cells begin, and
-    which ``mentions`` a variable; and the rows of its steps, their tables, dims and moves."""
+    which ``mentions`` a variable; and the rows of its steps, their tables, dims and moves.
+
+    What eliminations leave over the same variables, ``alike``, is added up as it comes: a tensor with many
+    equal readers leaves dozens of such tables, which the elimination of a neighbour would each read for
+    all choices of all its others.
+    """
 
     def __init__(
         self, sizes: Sequence[int], scopes: Sequence[Scope], base: Ints, first_free: int
@@ -74,6 +79,7 @@ class _Draft:
         self._known: list[Scope] = []
         self._where: list[int] = []
         self._mentions: list[set[int]] = [set() for _ in sizes]
+        self._alike: dict[Scope, int] = {}  # nothing of theirs is eliminated before they are used
         for scope, place in zip(scopes, base[: len(scopes)].tolist(), strict=True):
             self._enter(scope, place)
         self._rows: list[list[int]] = []
@@ -109,21 +115,24 @@ class _Draft:
         count = math.prod(sizes[v] for v in others)
         if count * sizes[variable] > MAX_CELLS:
             return False
-        self._rows.append([variable, sizes[variable], count, self._free, *self._ends()])
+        onto = self._alike.get(others, -1)
+        self._rows.append([variable, sizes[variable], count, self._free, *self._ends(), onto])
         for number in touching:
             self._take(number, variable, others)
         self._dims += [(v, sizes[v]) for v in others]
-        self._enter(others, self._free)
+        if onto < 0:
+            self._alike[others] = self._free
+            self._enter(others, self._free)
         self._free += count
         return True
 
     def buckets(self, first_free: int) -> Buckets:
         """Return the plan in columns."""
-        rows = [*self._rows, [0, 0, 0, self._free, *self._ends()]]
-        variable, *steps = _columns(rows, 7)
+        rows = [*self._rows, [0, 0, 0, self._free, *self._ends(), -1]]
+        variable, *steps, onto = _columns(rows, 8)
         place, move = _columns(self._tables, 2)
         return Buckets(
-            steps=(variable[:-1], *steps, steps[2] - first_free),
+            steps=(variable[:-1], *steps, steps[2] - first_free, onto),
             tables=(place, move),
             dims=(*_columns(self._dims, 2), np.array(self._moves, np.int64)),
             num_messages=self._free - first_free,

@@ -172,9 +172,10 @@ def eliminate(
 
     Step i eliminates ``variable[i]`` with ``size[i]`` choices: of each of its ``count[i]`` joint
     choices of the other variables (``dims``: variable, size) it adds up its tables (base, step of
-    the variable; strides in ``dims[2]``, table by table) and writes the least to ``out[i]`` on.
+    the variable; strides in ``dims[2]``, table by table) and writes the least to ``out[i]`` on; where
+    ``onto[i]`` is not -1, it is added to what an earlier step wrote there.
     """
-    variable, size, count, out, first_table, first_dim, first_stride, kept_at = steps
+    variable, size, count, out, first_table, first_dim, first_stride, kept_at, onto = steps
     base, step = tables
     dim_variable, dim_size, stride = dims
     total = 0.0
@@ -195,6 +196,9 @@ def eliminate(
         )  # fmt: skip
         if len(near) == 0:
             total += cells[begin]
+        elif onto[i] >= 0:
+            for cell in range(count[i]):
+                cells[onto[i] + cell] += cells[begin + cell]
     for i in range(len(variable) - 1, -1, -1):
         cell = 0
         for d in range(first_dim[i], first_dim[i + 1]):
