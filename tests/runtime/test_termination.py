@@ -39,13 +39,12 @@ LAUNCHER = f"""
 from tests.runtime import lingering
 launch.launch(lingering.linger, 2, (sys.argv[1],))
 """
-STOPPED = """
-import sys
+STOPPED = f"""
+{LIGHT}
 from shardwright.errors import RunError
-from shardwright.runtime.launch import launch
 from tests.runtime.lingering import linger
 try:
-    launch(linger, 2, (sys.argv[1],), collective_timeout=float(sys.argv[2]))
+    launch.launch(linger, 2, (sys.argv[1],), collective_timeout=float(sys.argv[2]))
 except RunError as error:
     print(error, file=sys.stderr)
     sys.exit(1)

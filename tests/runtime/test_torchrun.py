@@ -20,11 +20,13 @@ SECONDS = 4  # that a message may take
 
 
 @contextmanager
-def training(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Start two ranks that train for ever; give torchrun and them."""
+def training(
+    folder: Path, what: str = "train"
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start two ranks that train for ever, or do something else; give torchrun and them."""
     agent = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "tests.runtime.endless", str(SECONDS), str(folder)],
+         "-m", "tests.runtime.endless", str(SECONDS), str(folder), what],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
@@ -99,7 +101,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
 
 
 def test_ranks_die_with_an_agent_that_is_killed(tmp_path: Path) -> None:
-    with training(tmp_path) as (agent, ranks):
+    with training(tmp_path, "sum") as (agent, ranks):
         os.kill(ranks[1], signal.SIGSTOP)
         agent.kill()
         agent.wait()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -63,7 +60,7 @@ def test_every_operator_of_a_model_can_be_timed_forward_and_backward(name: str):
     made = {r[0]: make_shard(model, r, "cpu", "float32") for r in whole(graph)}
     known = {index: shard for index, shard in made.items() if shard is not None}
     assert [i for i in made.keys() - known.keys() if graph.operators[i].outputs] == []
-    timings = time_in_passes(list(known.values()), 0.5, lambda done, of: None)
+    timings = time_in_passes(list(known.values()), 0.05, lambda done, of: None)
     failed: list[str] = []
     for index, (ahead, back) in zip(known, timings, strict=True):
         operator = graph.operators[index]
@@ -78,7 +75,7 @@ def test_requests_become_records_under_the_planners_keys():
     graph = model.graph
     requests = whole(graph)
     setting = Setting(environment="e", concurrency=2)
-    records = measure_operators(model, requests * 2, setting, budget_seconds=4)
+    records = measure_operators(model, requests * 2, setting, budget_seconds=0.5)
     table = build_costs(records, "e")
     for index, inputs, outputs in requests:
         operator = graph.operators[index]
@@ -142,54 +139,30 @@ def test_a_worker_that_takes_too_long_is_stopped():
         run_workers("shardwright.runtime.profile.machine:work", [None], timeout_seconds=0.1)
 
 
-def stopped(rank: int, job: object, directory: Path, report: object) -> None:
-    """Be stopped alone."""
-    del rank, job, directory, report
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def test_a_worker_that_somebody_stopped_is_named():
     with pytest.raises(
         RunError, match=r"measuring process 0 \(process \d+\) was stopped, as SIGSTOP"
     ):
-        run_workers(f"{__name__}:stopped", [None], timeout_seconds=8)
-
-
-def interrupted(rank: int, job: object, directory: Path, report: object) -> str:
-    """Be told by Ctrl-C, as every process of a terminal is."""
-    del rank, job, directory, report
-    os.kill(os.getpid(), signal.SIGINT)
-    return "measured"
-
-
-def endless(rank: int, job: object, directory: Path, report: object) -> None:
-    """Say which process this is, and measure for ever."""
-    del rank, job, report
-    fresh = Path(os.environ["ENDLESS_FILE"] + ".new")
-    fresh.write_text(str(os.getpid()))
-    fresh.rename(os.environ["ENDLESS_FILE"])
-    time.sleep(1000)
+        run_workers("tests.runtime.profile.jobs:stopped", [None], timeout_seconds=8)
 
 
 def test_ctrl_c_is_left_to_the_process_that_wanted_the_measurements():
-    found = run_workers(f"{__name__}:interrupted", [None], timeout_seconds=60)
+    found = run_workers("tests.runtime.profile.jobs:interrupted", [None], timeout_seconds=60)
     assert found == ["measured"]
-
-
-def killed_or_waiting(rank: int, job: object, directory: Path, report: object) -> None:
-    """Be killed, or wait for who was."""
-    del job, directory, report
-    os.kill(os.getpid(), signal.SIGHUP) if rank else time.sleep(1000)
 
 
 def test_a_worker_that_is_killed_ends_those_that_wait_for_it():
     with pytest.raises(RunError, match="process 1 was killed by SIGHUP; run the command again"):
-        run_workers(f"{__name__}:killed_or_waiting", [None, None], timeout_seconds=60)
+        run_workers(
+            "tests.runtime.profile.jobs:killed_or_waiting", [None, None], timeout_seconds=60
+        )
 
 
 def test_workers_end_once_they_are_asked_to_stop(tmp_path, monkeypatch):
     file = tmp_path / "process"
     monkeypatch.setenv("ENDLESS_FILE", str(file))
-    found = run_workers(f"{__name__}:endless", [None], timeout_seconds=100, stop=file.exists)
+    found = run_workers(
+        "tests.runtime.profile.jobs:endless", [None], timeout_seconds=100, stop=file.exists
+    )
     assert found == []
     assert not Path(f"/proc/{file.read_text()}").exists()
