@@ -18,10 +18,11 @@ from shardwright.verbs.request import Job, Request, Watch
 from tests.files.test_planfile import make_plan
 from tests.zoo import mlp
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("short_climbs")]
 ADAM = functools.partial(torch.optim.AdamW, lr=1e-2)
 
 
+@functools.cache
 def single_device_plan() -> Plan:
     module, batch = mlp()
     return shardwright.plan(module, "1x1xV100", batch=batch, precision="float64").best

@@ -14,7 +14,7 @@ from shardwright.cli import app
 from tests.command import MODEL, fresh, shardwright
 from tests.kernels import CONTEST
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
 
 COMMANDS = (
     "doctor",

@@ -11,7 +11,7 @@ from shardwright import api
 from shardwright.errors import NoPlan
 from tests.test_cli import MODEL
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
 WIDE = MODEL.replace("16, 32", "16, 512").replace("32, 8", "512, 8")
 
 

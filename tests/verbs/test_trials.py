@@ -13,6 +13,7 @@ from shardwright.verbs.trials import Entry, told_apart, tried, with_measured
 from tests.command import shardwright
 from tests.planner.search.models import cluster, residual
 
+FEW = Limits(max_candidates=2)
 MODEL = """
 import torch
 from torch import nn
@@ -36,8 +37,8 @@ def example_batch(batch_size=8):
 @pytest.fixture(scope="module")
 def found() -> Survey:
     where = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
-    graph, few = residual(batch=16, width=64, depth=3, classes=16), Limits(max_candidates=2)
-    return survey(graph, where, CostTable(), limits=few).settled()
+    graph = residual(batch=16, width=64, depth=3, classes=16)
+    return survey(graph, where, CostTable(), limits=FEW).settled()
 
 
 def steps(seconds: float, spread: float = 0.0) -> Measured:
@@ -91,7 +92,7 @@ def test_trials_run_plans_beside_data_parallelism_and_never_twice(
     (tmp_path / "net.py").write_text(MODEL)
     model = f"{tmp_path}/net.py:build"
     graph = capture(model, global_batch=8, precision="float32").graph
-    searched = survey(graph, find_cluster("1x2xV100")[0], CostTable()).settled()
+    searched = survey(graph, find_cluster("1x2xV100")[0], CostTable(), limits=FEW).settled()
     entry = Entry(model=model, seq=None, optimizer="adamw", environment="here", count=1)
     told: list[str] = []
     watch = Watch(tell=lambda text, _: told.append(text))
