@@ -982,9 +982,9 @@ def depth_and_choice(batch_size: int = 4) -> Example:
             scores = self.gate(flat).softmax(-1)
             weight, index = scores.t().topk(len(flat) // 2, dim=-1)
             chosen = F.one_hot(index, len(flat)).to(h.dtype)
-            given = torch.einsum("ect,td->ecd", chosen, flat)
+            given = torch.einsum("ekt,td->ekd", chosen, flat)
             made = torch.bmm(F.gelu(torch.bmm(given, self.w1)), self.w2)
-            return h + torch.einsum("ect,ec,ecd->td", chosen, weight, made).view_as(h)
+            return h + torch.einsum("ekt,ek,ekd->td", chosen, weight, made).view_as(h)
 
     return Language(nn.Sequential(Depth(), Choice())), _sequences(batch_size)
 

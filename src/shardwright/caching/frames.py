@@ -35,7 +35,7 @@ class BusyError(OSError):
 
 
 class Patience:
-    """How long one exchange may take: so many seconds, and what the bytes that went to and fro take at LEAST_PACE.
+    """How long one exchange may take: so many seconds, and what the bytes that went either way take at LEAST_PACE.
 
     So an item that is large is not too slow, and one of whom a byte comes now and then is.
     """
