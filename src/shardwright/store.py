@@ -72,9 +72,13 @@ class Store:
 
     def __enter__(self) -> Self:
         with self._explained("opened"):
-            if self.path.exists() and self.path not in _LOCKED:
+            if self._is_there():
                 self._connect()
         return self
+
+    def _is_there(self) -> bool:
+        """Whether there is a file to read; the null device is for having none."""
+        return self.path.exists() and not self.path.is_char_device() and self.path not in _LOCKED
 
     def __exit__(
         self,
@@ -102,7 +106,7 @@ class Store:
     def find(self, keys: Sequence[str] | None, environment: str) -> list[Record]:
         """Return all records of an environment with these keys (None: any), oldest first."""
         with self._explained("read"):
-            if self._connection is None and self.path.exists() and self.path not in _LOCKED:
+            if self._connection is None and self._is_there():
                 self._connect()
             if self._connection is None:
                 return []

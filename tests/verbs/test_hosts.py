@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,13 @@ def test_other_numbers_of_ranks_and_devices_of_several_kinds_are_refused() -> No
         profile_hosts("", read_cluster(other), Request(), Watch())
 
 
-def measured(file: str, model: str) -> Profile:
+def measured(file: str, model: str, store: str) -> Profile:
     """Profile as one rank, so briefly that the numbers say nothing but that they are there."""
     from shardwright.runtime.profile import passes
 
+    os.environ["SHARDWRIGHT_STORE"] = (
+        store  # ranks have the environment that their first parent had
+    )
     hosts.PROBE = hosts.Probe(primitives=("all_reduce",), sizes=(1024,), overheads=False)
     hosts.CROWDED_ROUNDS, passes.LEAST_SECONDS = 1, 0.02
     request = Request(global_batch=8, seconds=4.0, seed_plan="megatron:2x1")
@@ -98,11 +102,12 @@ def measured(file: str, model: str) -> Profile:
 def test_what_ranks_measure_is_what_their_cluster_is_planned_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
+    store = str(tmp_path / "records.sqlite")
+    monkeypatch.setenv("SHARDWRIGHT_STORE", store)
     file = tmp_path / "pair.toml"
     file.write_text(described(2))
     (tmp_path / "net.py").write_text(MODEL)
-    first, second = run_ranks(2, measured, str(file), f"{tmp_path}/net.py:build")
+    first, second = run_ranks(2, measured, str(file), f"{tmp_path}/net.py:build", store)
     assert (first.is_first, second.is_first) == (True, False)
     cluster = read_cluster(described(2))
     costs = known_costs(where=environment_of(cluster))
