@@ -12,6 +12,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.program import Program
 from shardwright.core.strategy import ParameterConfig, Strategy
 from shardwright.core.timeline import Timeline
+from shardwright.planner.judge.actions import timed
 from shardwright.planner.judge.evaluate import Evaluation, evaluate, run
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
@@ -106,6 +107,26 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
     improve(pool, evaluate(HERE, begin), Effort(7))
     # Those it goes on from are simulated once more, for their critical chains.
     assert len({*seen} - {replace(begin, label="")}) == 7
+
+
+def test_an_order_of_ones_own_stays_as_it_is() -> None:
+    """Under another schedule its halves of backwards were left, which that schedule has not."""
+    where = cluster(3, 1, flops=1e10, far=3e7)
+    here = Context.of(residual(batch=24, width=128, depth=9), where, CostTable(), Training())
+    seed = Seed(stages=3, chunks=2, schedule="zb-v", num_microbatches=6)
+    own = timed(here, as_strategy(here, seed))
+    assert own is not None
+    seen: list[Strategy] = []
+
+    def kept(strategy: Strategy, least: float) -> tuple[Program, Timeline, Evaluation]:
+        seen.append(strategy)
+        return run(here, strategy, least)
+
+    pool = Pool(here, math.inf)
+    pool.evaluator = SimpleNamespace(run=kept)
+    improve(pool, evaluate(here, own), Effort(40))
+    assert len(seen) > 1
+    assert {one.pipeline for one in seen} == {own.pipeline}
 
 
 def test_the_search_finds_more_with_refinement_than_without(monkeypatch) -> None:

@@ -328,6 +328,8 @@ def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
     if strategy.segment_starts:
         yield replace(strategy, segment_starts=())
     yield from _other_cuts(space, strategy)
+    if strategy.pipeline.order:
+        return  # which is for so many microbatches, and no other schedule has one
     count = strategy.pipeline.num_microbatches
     pieces = strategy.meshes[0].sizes[0]
     for other in microbatch_counts(space.context, pieces, len(strategy.meshes)):
