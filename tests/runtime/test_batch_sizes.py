@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import shardwright
 from shardwright.core.plan import Plan
 from shardwright.core.program import Program
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Pipeline, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import check, lower
 from shardwright.planner.space.resize import resize
@@ -40,6 +41,14 @@ SEEDS = [
     Seed(stages=2, num_microbatches=4),
     Seed(stages=2, data=2, num_microbatches=2),
 ]
+
+
+# Halves of backwards in an order of one's own, for two microbatches.
+OWN = Pipeline(
+    schedule="custom",
+    num_microbatches=2,
+    order=("0F0 0F1 0I1 0I0 0W1 0W0", "1F0 1F1 1I1 1W1 1I0 1W0"),
+)
 
 
 def summed() -> zoo.Example:
@@ -101,16 +110,21 @@ def plainly(
         *[(zoo.mlp, seed, SIZES) for seed in SEEDS],
         *[(zoo.gpt, seed, (3,)) for seed in SEEDS[5:8]],
         (summed, SEEDS[2], (1, 12)),
+        (zoo.mlp, OWN, (3, 6, 12)),
     ],
     ids=lambda one: getattr(one, "__name__", getattr(one, "label", "")),
 )
 def test_batches_of_other_sizes_train_and_evaluate_as_in_one_process(
-    factory: Callable[[], zoo.Example], seed: Seed, sizes: Sequence[int]
+    factory: Callable[[], zoo.Example], seed: Seed | Pipeline, sizes: Sequence[int]
 ) -> None:
     expected, plain = plainly(factory, sizes)
     module, batch = factory()
     captured = capture(module, batch)
-    strategy = seed_strategy(captured.graph, seed)
+    if isinstance(seed, Pipeline):
+        strategy = seed_strategy(captured.graph, Seed(stages=2, num_microbatches=2))
+        strategy = replace(strategy, pipeline=seed)
+    else:
+        strategy = seed_strategy(captured.graph, seed)
     program = lower(captured.graph, strategy)
 
     def train(world: LocalWorld) -> tuple[list[float], nn.Module]:

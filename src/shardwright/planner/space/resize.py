@@ -10,9 +10,10 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from string import digits
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.space.configs import is_choice
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -41,10 +42,25 @@ def resize(graph: OperatorGraph, other: OperatorGraph, strategy: Strategy) -> St
         for count in _counts(given, given // widths[kept], room, fit.samples):
             configs = fit.configs(axes - kept, count)
             if configs is not None:
-                pipeline = replace(strategy.pipeline, num_microbatches=count)
-                return replace(strategy, configs=configs, pipeline=pipeline)
-    pipeline = replace(strategy.pipeline, num_microbatches=1)
-    return replace(strategy, configs=fit.loosened(axes), pipeline=pipeline)
+                return replace(strategy, configs=configs, pipeline=_cut(strategy.pipeline, count))
+    return replace(strategy, configs=fit.loosened(axes), pipeline=_cut(strategy.pipeline, 1))
+
+
+def _cut(pipeline: Pipeline, count: int) -> Pipeline:
+    """Return a pipeline for so many microbatches."""
+    order = (_cut_line(line, pipeline.num_microbatches, count) for line in pipeline.order)
+    return replace(pipeline, num_microbatches=count, order=tuple(map(" ".join, order)))
+
+
+def _cut_line(line: str, planned: int, count: int) -> Iterator[str]:
+    """Go through a line of an order again for microbatches behind its last, and leave out those that there are not:
+    what an action waits for is of its own microbatch, so the rest can still run."""
+    for begin in range(0, count, planned):
+        for word in line.split():
+            action = word.rstrip(digits)
+            number = begin + int(word.removeprefix(action))
+            if number < count:
+                yield f"{action}{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
