@@ -164,8 +164,9 @@ class Opaque:
 
 
 def _passed(buffer: Tensor, writes: bool) -> Tensor:
-    """Return a buffer, or a copy, that may be given other memory (``.data = ...``) and lets ours be."""
-    return buffer.detach() if writes else buffer.clone()
+    """Return a buffer, or a copy, that may be given other memory (``.data = ...``) and lets ours be. Not detached: what
+    is written into ours afterwards would count as written into what backward reads."""
+    return buffer.data if writes else buffer.clone()
 
 
 def _is_other(now: Tensor, before: Tensor) -> bool:
