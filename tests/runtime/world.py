@@ -59,6 +59,7 @@ def _outside(
     variables: dict[str, str], hosts: tuple[str, ...], fn: Callable[..., Any], args: tuple[Any, ...]
 ) -> Any:
     """Leave the launcher's world for torchrun's variables and the rank's host."""
+    dist.barrier()  # who leaves as soon as it is connected may be gone before the other has seen it
     dist.destroy_process_group()
     del os.environ[STORE_FILE], os.environ[STATUS_DIRECTORY]
     os.environ |= variables
