@@ -188,6 +188,13 @@ class OperatorGraph:
         found = [self.tensors[tensor].producer for tensor in self.operators[index].inputs]
         return [maker for maker in found if maker >= 0]
 
+    def written_buffers(self, *writers: str) -> frozenset[int]:
+        """Return the buffers which operators without results write, and those of kinds that begin so may."""
+        writing = (one for one in self.operators if not one.outputs or one.kind.startswith(writers))
+        return frozenset(
+            t for one in writing for t in one.inputs if self.tensors[t].role == "buffer"
+        )
+
     def operators_of(self, blocks: Iterable[int]) -> list[int]:
         """Return the operators of some blocks, one block after another."""
         spans = [self.blocks[number] for number in blocks]

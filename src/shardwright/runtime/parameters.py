@@ -78,8 +78,7 @@ def _cut(whole: Tensor, shard: Tensor, value: Value, site: Site) -> None:
 
 def written_buffers(graph: OperatorGraph) -> frozenset[int]:
     """Return the buffers that some operator writes as a whole."""
-    writing = (op for op in graph.operators if not op.outputs or op.kind.startswith("opaque."))
-    return frozenset(t for op in writing for t in op.inputs if graph.tensors[t].role == "buffer")
+    return graph.written_buffers("opaque.")
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor:

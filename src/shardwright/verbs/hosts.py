@@ -17,7 +17,7 @@ from shardwright.errors import InputError, PlanMismatch
 from shardwright.verbs.narrate import Shard
 from shardwright.verbs.request import Request, Watch
 from shardwright.verbs.results import Profile, Study
-from shardwright.verbs.subject import capture, find_cluster
+from shardwright.verbs.subject import captured_for, find_cluster
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
@@ -160,14 +160,7 @@ def _follow(model: str, machine: Cluster, request: Request) -> None:
     from shardwright.verbs.study import possible_precision
 
     request = replace(request, precision=possible_precision(machine, request.precision))
-    captured = capture(
-        model,
-        global_batch=request.global_batch,
-        seq=request.seq,
-        precision=request.precision,
-        batch_norm=request.batch_norm,
-        outputs=request.outputs,
-    )
+    captured = captured_for(model, request)
     while (task := _told(None)) is not None:
         _measure(captured, task, request, machine, Watch())
 

@@ -25,7 +25,7 @@ from shardwright.planner.space import find_samples
 from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
-from shardwright.verbs.subject import Batch, capture, own_batch_size, training_for
+from shardwright.verbs.subject import Batch, captured_for, own_batch_size, training_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,11 +99,7 @@ def _try(
     graph = question.graph
     if any(getattr(request, name) != getattr(question.request, name) for name in captured):
         try:
-            graph = capture(
-                question.model, question.batch, global_batch=request.global_batch,
-                seq=request.seq, precision=request.precision, batch_norm=request.batch_norm,
-                outputs=request.outputs,
-            ).graph  # fmt: skip
+            graph = captured_for(question.model, request, question.batch).graph
         except InputError:
             return None
     return some_plan(

@@ -41,7 +41,7 @@ from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import MCMC_SECONDS, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.stalls import with_loader
-from shardwright.verbs.subject import Batch, capture, find_cluster, is_here, training_for
+from shardwright.verbs.subject import Batch, captured_for, find_cluster, is_here, training_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,15 +75,7 @@ def study(
     machine, is_local = find_cluster(cluster, watch)
     request = replace(request, precision=possible_precision(machine, request.precision))
     watch.tell("capturing the model", 0.0)
-    captured = capture(
-        model,
-        batch,
-        global_batch=request.global_batch,
-        seq=request.seq,
-        precision=request.precision,
-        batch_norm=request.batch_norm,
-        outputs=request.outputs,
-    )
+    captured = captured_for(model, request, batch)
     graph = captured.graph
     size = batch_size(graph, find_samples(graph))
     machine = with_loader(machine, request.loader, size, watch)

@@ -77,6 +77,19 @@ def capture(
     )
 
 
+def captured_for(model: str | nn.Module, request: Request, batch: Batch | None = None) -> Captured:
+    """Capture a model as a request wants it planned."""
+    return capture(
+        model,
+        batch,
+        global_batch=request.global_batch,
+        seq=request.seq,
+        precision=request.precision,
+        batch_norm=request.batch_norm,
+        outputs=request.outputs,
+    )
+
+
 def _say_if_resized(
     error: CaptureError, source: ModelSource, example: Mapping[str, Any], seq: int | None
 ) -> None:

@@ -173,16 +173,10 @@ def _fault_along(dim: Dim, count: int, microbatches: int) -> str:
 _WRITERS = ("opaque.", "rowwise.", "aten.batch_norm.")
 
 
-def written_buffers(graph: OperatorGraph) -> frozenset[int]:
-    """Return the buffers that a step writes, or may write."""
-    writing = (one for one in graph.operators if not one.outputs or one.kind.startswith(_WRITERS))
-    return frozenset(t for one in writing for t in one.inputs if graph.tensors[t].role == "buffer")
-
-
 def depend_on_parameters(graph: OperatorGraph) -> list[bool]:
     """Say of every operator whether what it makes depends on what steps change: parameters, buffers that
     are written."""
-    written = written_buffers(graph)
+    written = graph.written_buffers(*_WRITERS)
     known = [
         tensor.role == "parameter" or index in written for index, tensor in enumerate(graph.tensors)
     ]
@@ -220,7 +214,7 @@ def _check_written(graph: OperatorGraph, where: Sequence[set[int]]) -> None:
     """Check that whatever reads or writes a buffer that a step writes runs on one mesh."""
     if len(set[int]().union(*where)) < 2:
         return
-    for tensor in sorted(written_buffers(graph)):
+    for tensor in sorted(graph.written_buffers(*_WRITERS)):
         used = set[int]().union(*(where[one] for one in graph.consumers[tensor]))
         if len(used) > 1:
             raise InputError(

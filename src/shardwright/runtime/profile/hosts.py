@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import PACK, UPDATE, Record, link_label
+from shardwright.core.legality import divisors
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.profile import operators
 from shardwright.runtime.profile.beneath import LONG_CHUNK_SECONDS, Chunk
@@ -68,8 +69,8 @@ def group_shapes(cluster: Cluster) -> tuple[Groups, ...]:
         on.setdefault(device.host, []).append(number)
     hosts = list(on.values())
     found: dict[Groups, None] = {}
-    for across in _divisors(len(hosts)):
-        for inside in _divisors(min(map(len, hosts))):
+    for across in divisors(len(hosts)):
+        for inside in divisors(min(map(len, hosts))):
             if across * inside > 1:
                 parts = (hosts[at : at + across] for at in range(0, len(hosts), across))
                 found[tuple(tuple(d for one in part for d in one[:inside]) for part in parts)] = (
@@ -77,10 +78,6 @@ def group_shapes(cluster: Cluster) -> tuple[Groups, ...]:
                 )
     found[(tuple(range(cluster.num_devices)),)] = None
     return tuple(found)
-
-
-def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
 
 
 def measure_links(
