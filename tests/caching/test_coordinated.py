@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,7 +112,8 @@ def is_swept(folder):
 
 
 def start_job(how, out, batch, seconds, workers):
-    """Start a job that may have children of its own: two epochs, whose batches take it so many seconds."""
+    """Start a job that may have children of its own, all in one session: two epochs, whose batches take it so many
+    seconds."""
     script = out.with_suffix(".py")
     arguments = f"Path({str(out)!r}), {batch}, 2, {seconds}, {workers}, 0.001"
     script.write_text(
@@ -120,15 +123,19 @@ def start_job(how, out, batch, seconds, workers):
         f"    train(sharing(Path({str(how.folder)!r}), jobs={how.jobs}), {arguments})\n"
     )
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen([sys.executable, script], env={**os.environ, "PYTHONPATH": path})
+    return subprocess.Popen(
+        [sys.executable, script], env={**os.environ, "PYTHONPATH": path}, start_new_session=True
+    )
 
 
-def is_alive(process):
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
+def is_alive(session):
+    """Whether a process of the session lives: also one that has not done anything yet."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, of, *_ = stat.read_text().rpartition(") ")[2].split()
+            if int(of) == session and state not in "ZX":
+                return True
+    return False
 
 
 def test_workers_of_a_killed_job_end_too_and_the_next_start_sweeps(tmp_path):
@@ -141,7 +148,7 @@ def test_workers_of_a_killed_job_end_too_and_the_next_start_sweeps(tmp_path):
     assert job.pid not in workers, "who has workers does not prepare"
     job.kill()
     job.wait(60)
-    wait_until(lambda: not any(map(is_alive, workers)))
+    wait_until(lambda: not is_alive(job.pid))
     assert len(folders(tmp_path)) == 1
     with SharedLoader(Told(tmp_path / "log"), how, batch_size=4) as loader:
         assert sorted(one["index"] for batch in loader for one in batch) == list(range(SAMPLES))
