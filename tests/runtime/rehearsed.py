@@ -24,13 +24,15 @@ def train_rehearsed(
     optimizer: Callable[..., Any],
     max_norm: float | None = None,
     streams: bool = False,
+    device: str = "cpu",
 ) -> tuple[list[Run], Traffic]:
-    """Return what every rank ended with, and what was sent; the module is left as it is."""
+    """Return what every rank ended with, and what was sent; the module is left as it is. All ranks share the
+    ``device``."""
     program = lower(captured.graph, strategy)
 
     def train(world: LocalWorld) -> Run:
         mine = copy.deepcopy(module)
-        options = RunOptions(max_norm=max_norm, seed=5, world=world)
+        options = RunOptions(max_norm=max_norm, seed=5, world=world, device=device)
         executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
         names = [name for name, _ in captured.graph.outputs]
         losses, outputs = step_through(executor, batch, names, streams)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from shardwright.core.graph import Backend
+
 Source = Literal["measured", "published", "modelled"]
 
 # What runs on GPUs, by name; ``planner.cost.software`` has the constants of each.
@@ -49,7 +51,7 @@ class DeviceKind:
     peak_flops: tuple[tuple[str, float], ...]
     memory_bytes: float
     memory_bandwidth: float
-    backend: Literal["cpu", "cuda"] = "cuda"
+    backend: Backend = "cuda"
     launch_seconds: float = 5e-6
     source: Source = "published"
 
@@ -167,6 +169,11 @@ class Cluster:
         way, in channel buffers of constant size.
         """
         return 1.0 if self.has_cpus else 0.0
+
+    @property
+    def backend(self) -> Backend:
+        """The torch device type of its devices."""
+        return "cpu" if self.has_cpus else "cuda"
 
     @property
     def has_cpus(self) -> bool:

@@ -103,6 +103,8 @@ def beneath_key(what: str, primitive: str, hosts: int, devices: int, link: str) 
 UPDATE = "update"
 # Names what compressing a gradient takes, or adding a rank's, by its elements: ``pack|top-k|65536``.
 PACK = "pack"
+# Kernels that an operator's backward starts for one of its forward, about.
+BACKWARD_STARTS = 1.5
 
 
 def meeting_name(what: str, hosts: int, devices: int, link: str) -> str:
@@ -117,7 +119,8 @@ class CostTable:
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
     bytes; so does ``UPDATE``, and ``PACK`` with (elements, seconds, spread). ``overheads`` are named scalars measured on the machine:
-    ``segment_seconds`` (fixed cost of one segment), ``message_seconds``, ``update_seconds`` (once a
+    ``segment_seconds`` (fixed cost of one segment), ``start_seconds`` (what the host takes to start an
+    operator on a GPU), ``message_seconds``, ``update_seconds`` (once a
     step, before any tensor), ``process_bytes`` (what an empty rank occupies); and by group of ranks
     (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since they
     last met) and ``hiding`` (seconds of computation that hide a collective). ``factors`` are fitted

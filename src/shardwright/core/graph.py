@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+Backend = Literal["cpu", "cuda"]
 TensorRole = Literal["input", "parameter", "buffer", "constant", "activation"]
 
 DTYPE_BYTES = {
@@ -131,6 +132,8 @@ class OperatorGraph:
     ``loss`` is the index of the scalar tensor that is minimised, ``outputs`` the (name, index) of
     tensors that are to be reported besides. ``notes`` are sentences about what
     capture changed or could not see (decompositions, batch statistics, opaque operators).
+    ``backend`` is the torch device type whose kernels run it, which decides what some keep for backward; the
+    fingerprint does not know it.
     """
 
     name: str
@@ -140,6 +143,7 @@ class OperatorGraph:
     loss: int
     notes: tuple[str, ...] = ()
     outputs: tuple[tuple[str, int], ...] = ()
+    backend: Backend = "cpu"
 
     def __post_init__(self) -> None:
         self._check_order()
@@ -169,6 +173,10 @@ class OperatorGraph:
             for tensor in dict.fromkeys(operator.inputs):
                 readers[tensor].append(index)
         return tuple(map(tuple, readers))
+
+    def run_on(self, backend: Backend) -> OperatorGraph:
+        """Return the graph as kernels of this type run it."""
+        return self if backend == self.backend else replace(self, backend=backend)
 
     def readers(self, index: int) -> set[int]:
         """Return the operators which read what an operator makes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +13,8 @@ from shardwright.runtime.engine import run_backward
 from shardwright.runtime.store import DTYPES, Store
 from shardwright.runtime.waiting import Action
 
-# Adds to the gradient of one of a segment's inputs.
-Add = Callable[[Tensor], None]
+# Adds to the gradients of some of a segment's inputs, by their places.
+Add = Callable[[Iterable[tuple[int, Tensor]]], None]
 
 
 def made_by(segment: Segment, store: Store, kind: Kind) -> list[int]:
@@ -35,9 +35,9 @@ def backward(
     ``kept`` passes on, from forward to backward or I, the edges in and the leaves; from I to W what
     products put ``aside`` and the gradients of parameters that were found on the way.
     """
-    adders = _adders(segment, store, microbatch)
+    add = _adder(segment, store, microbatch)
     if kind == Kind.WEIGHT_GRADIENT:
-        return _weights(kept, adders)
+        return _weights(kept, add)
     values = store.program.values
     incoming = [
         store.slot(values[value].gradient, microbatch)
@@ -62,49 +62,45 @@ def backward(
             return
         found = run_backward([edge for edge, _ in live], [g for _, g in live], leaves)
         del edges, leaves, live, gradients
-        left: list[tuple[int, Tensor]] = []
-        for place, gradient in zip(tracked, found, strict=True):
-            if gradient is not None and place in waiting:
-                left.append((place, gradient))
-            elif gradient is not None:
-                adders[place](gradient)
+        made = [
+            (place, gradient)
+            for place, gradient in zip(tracked, found, strict=True)
+            if gradient is not None
+        ]
+        add((place, gradient) for place, gradient in made if place not in waiting)
         if waiting:
-            kept[:] = (aside.take(), left)
+            kept[:] = (aside.take(), [one for one in made if one[0] in waiting])
 
     return run
 
 
-def _weights(kept: list[Any], adders: dict[int, Add]) -> Action:
+def _weights(kept: list[Any], add: Add) -> Action:
     def run() -> None:
         if not kept:
             return
         pending: list[Later] = kept[0]
         left: list[tuple[int, Tensor]] = kept[1]
         kept.clear()
-        for place, gradient in left:
-            adders[place](gradient)
+        add(left)
         pending.reverse()
         while pending:
-            for place, gradient in pending.pop().run():
-                adders[place](gradient)
+            add(pending.pop().run())
 
     return run
 
 
-def _adders(segment: Segment, store: Store, microbatch: int) -> dict[int, Add]:
-    """Return, by place of the input, what adds to its gradient."""
-    values, found = store.program.values, dict[int, Add]()
-    for place, value in enumerate(segment.inputs):
-        if (gradient := values[value].gradient) >= 0:
-            slot, dtype = store.slot(gradient, microbatch), DTYPES[values[gradient].dtype]
-            found[place] = _adder(store, slot, dtype)
-    return found
+def _adder(segment: Segment, store: Store, microbatch: int) -> Add:
+    values = store.program.values
+    slots = {
+        place: (store.slot(gradient, microbatch), DTYPES[values[gradient].dtype])
+        for place, value in enumerate(segment.inputs)
+        if (gradient := values[value].gradient) >= 0
+    }
 
-
-def _adder(store: Store, slot: int, dtype: Any) -> Add:
-    def add(gradient: Tensor) -> None:
+    def add(gradients: Iterable[tuple[int, Tensor]]) -> None:
         # A module that runs as it is may have looked rows up sparsely.
-        dense = gradient.to_dense() if gradient.is_sparse else gradient
-        store.accumulate(slot, dtype, dense, False)
+        store.accumulate_all(
+            (*slots[place], one.to_dense() if one.is_sparse else one) for place, one in gradients
+        )
 
     return add

@@ -59,7 +59,9 @@ class _Given:
 
     @staticmethod
     def of(buffer: Tensor, where: str) -> _Given:
-        return _Given(buffer, buffer.detach().clone(), where)
+        copy = buffer.detach().clone()
+        _settle(copy)
+        return _Given(buffer, copy, where)
 
     def check_unchanged(self, rank: int) -> None:
         if self.is_gone:
@@ -91,6 +93,12 @@ class _Letters:
     under_way: dict[int, tuple[int, _Given]] = field(default_factory=dict)
     num_sent: int = 0
     num_awaited: int = 0
+
+
+def _settle(tensor: Tensor) -> None:
+    """Wait until a GPU has made a tensor: the stream of a rank knows nothing of another rank's."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
 
 
 class _Shared:
@@ -218,6 +226,7 @@ class LocalGroup:
             output.view(-1).copy_(
                 combine([meeting.given[one].copy.view(-1) for one in self._ranks])
             )
+            _settle(output)
             meeting.num_left += 1
             if meeting.num_left == len(self._ranks):
                 del meetings[number]
@@ -291,6 +300,7 @@ class LocalLink:
             # The sender may write again once it has waited: not before.
             given.check_unchanged(source)
             memory.copy_(given.copy)
+            _settle(memory)
 
         waiting = _Waiting(
             shared,

@@ -101,15 +101,30 @@ class Local(Exchange):
         self.pieces, self.place = pieces, place
 
     def issue(self) -> None:
+        fixed: list[tuple[Tensor, Tensor]] = []
         for item in self.items:
-            kept, dim = item.divided(self.pieces)
-            tensor = kept.to(item.dtype)
-            if dim >= 0:
-                size = tensor.shape[dim] // self.pieces
-                tensor = tensor.narrow(dim, self.place * size, size)
-                # A copy, so that the whole tensor can be released.
-                tensor = tensor.clone(memory_format=torch.contiguous_format)
-            item.write(tensor, dim >= 0)
+            if item.target is None or item.dims[1] == FLAT:  # whose padded copy is not to stay
+                self._write(item)
+                continue
+            memory, kept = item.target(), self._cut(*item.divided(self.pieces))
+            if kept.data_ptr() != memory.data_ptr():
+                fixed.append((memory, kept))
+        if fixed:  # a GPU is given one kernel for all of them
+            torch._foreach_copy_([to for to, _ in fixed], [kept for _, kept in fixed])
+
+    def _cut(self, tensor: Tensor, dim: int) -> Tensor:
+        """Return this rank's piece, a view."""
+        if dim < 0:
+            return tensor
+        size = tensor.shape[dim] // self.pieces
+        return tensor.narrow(dim, self.place * size, size)
+
+    def _write(self, item: Item) -> None:
+        kept, dim = item.divided(self.pieces)
+        tensor = self._cut(kept.to(item.dtype), dim)
+        # A copy, so that the whole tensor can be released.
+        owned = tensor.clone(memory_format=torch.contiguous_format) if dim >= 0 else tensor
+        item.write(owned, dim >= 0)
 
     def complete(self) -> None:
         """Nothing is under way."""

@@ -7,7 +7,7 @@ not here: they outlive the step (see ``parameters``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -83,6 +83,20 @@ class Store:
             data[slot] = tensor if tensor.dtype is dtype else tensor.to(dtype)
 
         return write
+
+    def accumulate_all(self, slots: Iterable[tuple[int, torch.dtype, Tensor]]) -> None:
+        """Add tensors, whose memory may be shared, to gradients: those that may be added to in place in one
+        call, which is one kernel where a GPU has it."""
+        held, added = dict[int, Tensor](), list[Tensor]()
+        for slot, dtype, tensor in slots:
+            there = self.data[slot]
+            if there is None or not self.owned[slot] or slot in held:
+                self.accumulate(slot, dtype, tensor, False)
+            else:
+                held[slot] = there
+                added.append(tensor)
+        if held:
+            torch._foreach_add_(list(held.values()), added)
 
     def accumulate(self, slot: int, dtype: torch.dtype, tensor: Tensor, owned: bool) -> None:
         """Add to a gradient, out of place as long as its memory may be shared."""

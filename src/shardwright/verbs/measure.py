@@ -124,8 +124,8 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
 
 
 def _has_group(known: CostTable, size: int, backend: str) -> bool:
-    if size == 1:  # a GPU alone has nothing to be measured: its host's work hides behind its own
-        return "segment_seconds" in known.overhead_map or backend != "cpu"
+    if size == 1:  # a device alone: what its host takes
+        return {"cpu": "segment_seconds", "cuda": "start_seconds"}[backend] in known.overhead_map
     last = "held|all_reduce" if backend == "cpu" else "collective|all_reduce"
     return any(key.startswith(f"{last}|1x{size}|") for key, _ in known.collectives)
 

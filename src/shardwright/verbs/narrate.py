@@ -100,7 +100,7 @@ def _beside(
 def _simulated(
     plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable
 ) -> tuple[Program, Prices, Timeline]:
-    program = lower(graph, plan.strategy)
+    program = lower(graph.run_on(cluster.backend), plan.strategy)
     prices = price(program, graph, cluster, table)
     return program, prices, simulate_on(cluster, program, prices.seconds)
 

@@ -224,3 +224,28 @@ def test_saved_bytes_of_one_operator_equal_what_autograd_keeps(name: str):
     batch = {"x": torch.rand(8, WIDTH)}
     saved, _ = predicted(capture(module, batch).graph)
     assert saved == pytest.approx(really_saved(module, batch), abs=256)
+
+
+class Attending(nn.Module):
+    """Attention with dropout, and dropout alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.maps(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+        return F.dropout(mixed, 0.1).square().mean()
+
+
+def test_a_gpus_kernels_keep_a_seed_and_a_byte_where_a_cpu_keeps_scores() -> None:
+    """Counted by hand: 3 samples, 2 heads, 16 positions, float32."""
+    graph = capture(Attending(), {"x": torch.randn(3, 16, 8)}).graph
+    rows = 3 * 2 * 16
+    saved = predicted(graph)[0]
+    on_a_gpu = predicted(graph.run_on("cuda"))[0]
+    result = rows * 4 * 4  # of attention, which a CPU's unfused kernels do not keep
+    masks = rows * 4 * (4 - 1)  # of dropout alone
+    assert saved - on_a_gpu == 3 * rows * 16 * 4 - rows * 4 - result + masks
+    assert graph.run_on("cuda").fingerprint == graph.fingerprint

@@ -270,6 +270,21 @@ def test_packing_takes_what_it_was_measured_to_take_on_cpus_only() -> None:
     assert set(seen) == set(points)
 
 
+@pytest.mark.parametrize(("kind", "starts"), [(Kind.FORWARD, 1.0), (Kind.BACKWARD, 1.5)])
+def test_a_gpu_waits_for_a_host_that_is_slower_to_start_operators(kind: int, starts: float) -> None:
+    graph = residual(depth=3)
+    cluster = parse_cluster("1x1xH100")
+    program = lower(graph, seed_strategy(graph, Seed()))
+    place = list(program.kind).index(kind)
+    slow, slower = (
+        price(program, graph, cluster, CostTable(overheads=(("start_seconds", each),))).seconds
+        for each in (0.01, 0.02)
+    )
+    operators = sum(1 for one in graph.operators if not one.kind.startswith("aten.view"))
+    assert slower[place] == pytest.approx(2 * slow[place], rel=1e-6)
+    assert 0.01 * starts <= slow[place] <= 0.01 * starts * (operators + 1)
+
+
 def test_rounds_of_pairs_cost_a_transfer_each_and_share_the_uplink_of_a_host() -> None:
     cluster = read_cluster(
         '[kind.c]\npeak = {float32 = "0.1 TFLOP/s"}\nmemory = "1 GB"\nbackend = "cpu"\n'

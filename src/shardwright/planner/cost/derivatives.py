@@ -215,14 +215,16 @@ def _attention(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...
     kept = tuple(range(len(operator.inputs)))
     size = DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
     drops = operator.attribute("dropout_p", 0.0)
-    if isinstance(drops, int | float) and drops > 0:
-        # The unfused path: scores after softmax, the mask, and the dropped scores.
+    if isinstance(drops, int | float) and drops > 0 and graph.backend == "cpu":
+        # The unfused path: scores after softmax, the mask, and the dropped scores. A GPU's kernels draw
+        # the mask again from the seed that they keep.
         return kept, (), lambda i, _o: 3 * size * math.prod(i[0][:-1]) * i[1][-2]
     return kept, (0,), lambda i, _o: max(4, size) * math.prod(i[0][:-1])
 
 
 def _dropout(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    marks = operator.attribute("kernel") == "marks"
+    """What was dropped is kept: a GPU's kernel marks it in a byte."""
+    marks = graph.backend == "cuda"
     size = 1 if marks else DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
     return (), (), lambda i, _o: size * math.prod(i[0])
 

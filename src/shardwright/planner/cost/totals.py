@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.core.cluster import Source
-from shardwright.core.costs import Cost
+from shardwright.core.costs import BACKWARD_STARTS, Cost
 from shardwright.core.deferral import weight_shares
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program, Segment
 from shardwright.planner.cost.compute import Rates
 
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
-# Kernels that an operator's backward starts for one of its forward, about.
-BACKWARD_KERNELS = 1.5
 
 
 def total(costs: Sequence[Cost]) -> Cost:
@@ -30,8 +28,9 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 def started(busy: Cost, num_operators: int, phase: str, rates: Rates) -> Cost:
     """Return a segment's time where the host may not start its operators as fast as they end."""
-    kernels = num_operators * (BACKWARD_KERNELS if phase == "backward" else 1.0)
-    host = kernels * rates.software.host * rates.kind.launch_seconds
+    kernels = num_operators * (BACKWARD_STARTS if phase == "backward" else 1.0)
+    usual = rates.software.host * rates.kind.launch_seconds
+    host = kernels * rates.table.overhead_map.get("start_seconds", usual)
     return busy if busy.seconds >= host else Cost(seconds=host, spread=busy.spread)
 
 

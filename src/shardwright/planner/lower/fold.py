@@ -297,6 +297,7 @@ class _Shortening:
             blocks=tuple(blocks),
             loss=self.tensor[graph.loss],
             outputs=tuple([(name, self.tensor[tensor]) for name, tensor in graph.outputs]),
+            backend=graph.backend,
         )
 
     def _made(self, tensor: int) -> TensorSpec:

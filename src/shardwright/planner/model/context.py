@@ -29,7 +29,7 @@ class Context:
         cls, graph: OperatorGraph, cluster: Cluster, table: CostTable, training: Training
     ) -> Context:
         """Return the context of plans on all devices."""
-        facts = Facts(graph)
+        facts = Facts(graph.run_on(cluster.backend))
         prices = Prices(facts, cluster, table, training)
         return cls(facts=facts, prices=prices, num_devices=cluster.num_devices)
 

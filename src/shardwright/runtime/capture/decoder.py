@@ -40,7 +40,6 @@ def _with_kernels(graph: OperatorGraph, shape: Decoder) -> OperatorGraph:
     """Note which kernels run where memory depends on it (``planner.cost.derivatives``)."""
     kernel_of = {
         "shardwright.vocabulary_cross_entropy_sum": shape.loss,
-        "aten.dropout.default": "marks" if shape.dropout else "",
         "aten.einsum.default": shape.grouped if shape.experts else "",
     }
     operators = tuple(

@@ -38,7 +38,7 @@ from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
 from shardwright.runtime.profile.beneath import Start, run_through, time_beneath
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
-from shardwright.runtime.profile.overheads import time_overheads
+from shardwright.runtime.profile.overheads import time_overheads, time_starts
 from shardwright.runtime.profile.workers import Progress, Stop, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
@@ -175,6 +175,8 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
     measures_host = probe.overheads and place.type == "cpu"
     if place.type == "cuda":
         torch.cuda.set_device(place)
+        if probe.overheads:
+            found["overhead|start_seconds"] = time_starts(place)
     if job.ranks < 2:
         report(1, 1)
         return time_overheads() if measures_host else found

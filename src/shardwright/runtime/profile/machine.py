@@ -29,7 +29,7 @@ _MATRIX, _GPU_MATRIX = 512, 4096
 _COPIED_BYTES = 64 * 2**20
 # Named anew whenever measurements mean something else, so that old ones are not mixed with new.
 METHOD = "in turns"
-METHOD_OF_GPUS = "each on its own GPU"
+METHOD_OF_GPUS = "each on its own GPU, kernels queued"
 RATES = ("peak_flops", "memory_bandwidth")
 
 

@@ -1,9 +1,10 @@
 """Measure operator shards, forward and backward, on real tensors of local shapes.
 
 On a CPU as many processes measure at once as will train at once, because cores share caches and
-memory bandwidth, and all shards take turns (``passes``). On a GPU, whose kernels queue up, a shard
-runs many times before anybody waits; several copies of its tensors take turns, so that caches are
-as warm as between the operators of a model, not warmer.
+memory bandwidth, and all shards take turns (``passes``). On a GPU kernels queue up behind one that
+does nothing, so that what is timed, by the GPU's events, is the GPU alone: what its host takes to
+start them is measured by itself (``overheads.time_starts``). Several copies of a shard's tensors take
+turns, so that caches are as warm as between the operators of a model, not warmer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import datetime
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright.core.costs import Record
-from shardwright.runtime.profile.clock import Timing, measure
+from shardwright.runtime.profile.clock import (
+    ENOUGH_SAMPLES,
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    Timing,
+    summarise,
+)
 from shardwright.runtime.profile.machine import own_device
 from shardwright.runtime.profile.passes import (
     FAILURES,
@@ -42,6 +49,10 @@ MAX_COPIES = 8
 KEPT_BYTES = 192 * 2**20
 MAX_KEPT = 64
 START_SECONDS = 60.0
+# A GPU's queue holds some 1,000 kernels, of which an operator starts a few.
+MOST_QUEUED = 64
+CYCLES = 2e9  # a second, at most: slower clocks wait longer
+_QUEUED_SECONDS, _SLACK_SECONDS = 2e-3, 3e-4
 _LONGEST_SLICE = 0.5
 
 
@@ -140,7 +151,6 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings
         return time_in_passes(job.shards, job.budget_seconds, report)
     device = own_device(job.device, rank)
     torch.cuda.set_device(device)
-    engine = _engine_seconds(device)
     deadline = time.perf_counter() + job.budget_seconds
     found: list[Timings] = []
     for done, shard in enumerate(job.shards):
@@ -149,7 +159,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings
         pair: Timings = (None, None)
         if left > 0:
             try:
-                pair = time_queued(shard, device, share, engine)
+                pair = time_queued(shard, device, share)
             except FAILURES:
                 pair = (None, None)
         found.append(pair)
@@ -157,7 +167,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings
     return found
 
 
-def time_queued(shard: Shard, device: str, budget_seconds: float, engine_seconds: float) -> Timings:
+def time_queued(shard: Shard, device: str, budget_seconds: float) -> Timings:
     """Return the timings of forward and, where a gradient flows, backward, of kernels that queue."""
     copies = max(1, min(MAX_COPIES, ROTATED_BYTES // max(shard.bytes, 1)))
     drawn = [[operand.make(device) for operand in shard.operands] for _ in range(copies)]
@@ -171,9 +181,8 @@ def time_queued(shard: Shard, device: str, budget_seconds: float, engine_seconds
         for turn in range(number):
             target, args, kwargs = calls[turn % copies]
             kept.append(target(*args, **kwargs))
-        torch.cuda.synchronize(device)
 
-    ahead = measure(forward, budget_seconds=budget_seconds * 0.4)
+    ahead = on_device(forward, device, budget_seconds * 0.4)
     wanted = [[t for t in tensors if t.requires_grad] for tensors in drawn]
     if not wanted[0]:
         return ahead, None
@@ -190,21 +199,36 @@ def time_queued(shard: Shard, device: str, budget_seconds: float, engine_seconds
                 made[which], wanted[which], seeds[which], retain_graph=True, allow_unused=True
             )
             recent.append(gradients)
+
+    return ahead, on_device(backward, device, budget_seconds * 0.6)
+
+
+def on_device(run: Callable[[int], None], device: str, budget_seconds: float) -> Timing:
+    """Return what the kernels of ``run(n)``, which starts the work n times, take on a GPU, per time.
+
+    A kernel that does nothing keeps the GPU busy until all are queued. What waits for the GPU by itself is
+    timed with its host's part.
+    """
+    deadline = time.perf_counter() + budget_seconds
+    run(1)
+    torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    run(1)
+    started = time.perf_counter() - begin
+    torch.cuda.synchronize(device)
+    once = time.perf_counter() - begin
+    number = max(1, min(MOST_QUEUED, int(_QUEUED_SECONDS / max(once, started))))
+    samples: list[float] = []
+    while len(samples) < MAX_SAMPLES:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(CYCLES * (_SLACK_SECONDS + 2 * number * started)))
+        first.record()
+        run(number)
+        last.record()
         torch.cuda.synchronize(device)
-
-    back = measure(backward, budget_seconds=budget_seconds * 0.6)
-    return ahead, Timing(
-        seconds=max(back.seconds - engine_seconds, 0.0), spread=back.spread, count=back.count
-    )
-
-
-def _engine_seconds(device: str) -> float:
-    """Return what ``autograd.grad`` costs on one view: a segment pays it once, not per operator."""
-    leaf = torch.rand(8, device=device, requires_grad=True)
-    out, seed = leaf.view(8), torch.rand(8, device=device)
-
-    def run(number: int) -> None:
-        for _ in range(number):
-            torch.autograd.grad(out, leaf, seed, retain_graph=True)
-
-    return measure(run, budget_seconds=0.1).seconds
+        samples.append(first.elapsed_time(last) / 1e3 / number)
+        timing = summarise(samples, number)
+        is_steady = len(samples) >= ENOUGH_SAMPLES and timing.spread <= 0.02 * timing.seconds
+        if len(samples) >= MIN_SAMPLES and (is_steady or time.perf_counter() > deadline):
+            break
+    return summarise(samples, number)

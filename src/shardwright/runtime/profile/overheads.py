@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.core.compression import Packing, kept_elements, packed_bytes
-from shardwright.core.costs import PACK, UPDATE
+from shardwright.core.costs import BACKWARD_STARTS, PACK, UPDATE
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import Timing, summarise
@@ -34,6 +34,10 @@ _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
 # Elements of a gradient that is compressed, the density of top-k, and the seconds for one of them.
 _ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.03
 _COLUMNS = (1, 4)  # of factors
+_CHAIN = 16  # times four operators
+# Among the other code of a step starting takes more than again and again: of GPT-2 and ResNet-50 on an H200,
+# whose host bound them, 2.6 times (benchmarks/reports/gpu_h200_202611.md).
+_IN_A_STEP = 2.6
 
 Action = Callable[[], list[Tensor]]
 
@@ -108,6 +112,36 @@ def _segment_seconds(others: Others) -> Timing:
 
     pair = _after(others, both)
     return replace(pair, seconds=pair.seconds / 2, spread=pair.spread / 2)
+
+
+def time_starts(device: torch.device) -> Timing:
+    """Return what the host takes to start one operator of a step on a GPU which has nothing to wait for:
+    backward starts ``BACKWARD_STARTS`` for one of forward. A chain is started again and again here."""
+    graph = torch.fx.Graph()
+    names = ("x", "weight", "gain")
+    x, weight, gain = (graph.placeholder(name) for name in names)
+    for _ in range(_CHAIN):
+        y = graph.call_function(torch.ops.aten.linear.default, (x, weight))
+        y = graph.call_function(torch.ops.aten.layer_norm.default, (y, [32], gain))
+        x = graph.call_function(
+            torch.ops.aten.add.Tensor, (graph.call_function(torch.ops.aten.gelu.default, (y,)), x)
+        )
+    graph.output((x,))
+    run = torch.fx.GraphModule({}, graph).forward
+    data = [torch.rand(shape, device=device) for shape in ((8, 32), (32, 32), (32,))]
+    seed = torch.rand((8, 32), device=device)
+    samples: list[float] = []
+    for _ in range(_FEWEST):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        leaves = [one.detach().requires_grad_() for one in data]
+        with torch.enable_grad(), look_up_saved([], ()):
+            (edge,) = [edge_of(out) for out in run(*leaves)]
+        assert edge is not None  # of leaves that want gradients
+        run_backward([edge], [seed], leaves)
+        each = (time.perf_counter() - begin) / (4 * _CHAIN * (1 + BACKWARD_STARTS))
+        samples.append(_IN_A_STEP * each)
+    return summarise(samples[1:])
 
 
 def _message_seconds(others: Others) -> Timing:
