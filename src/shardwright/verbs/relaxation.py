@@ -142,11 +142,10 @@ def _memory(question: Question, watch: Watch) -> Relaxation | None:
         plan.predicted.peak_bytes,
         room(cluster, Limits(memory_bytes=request.memory_bytes)),
     )
-    device = min(cluster.kind_of(d).memory_bytes for d in range(cluster.num_devices))
     scale, unit = (GIB, "GiB") if needed >= GIB else (2**10, "KiB")
     option = f'--memory-limit "{math.ceil(needed / scale * 1000) / 1000:.10g} {unit}"'
     what = f"{bytes_text(needed)} per device instead of {bytes_text(limit)}"
-    return _said(what, option if needed <= device else "", plan)
+    return _said(what, option if needed <= cluster.least_memory else "", plan)
 
 
 def _deadline(question: Question, watch: Watch) -> Relaxation | None:
