@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
+from shardwright.core.counts import GIB
 from shardwright.core.explanation import Relaxation
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.legality import divisors
@@ -30,7 +31,6 @@ from shardwright.verbs.subject import Batch, captured_for, own_batch_size, train
 if TYPE_CHECKING:
     from torch import nn
 
-GIB = 2**30
 # Devices are tried so many times as many, sequences down to so few tokens.
 TIMES, SHORTEST = (2, 4, 8, 16), 16
 
