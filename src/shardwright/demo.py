@@ -45,7 +45,8 @@ def play(terminal: Terminal, out: str, steps: int) -> None:
     study = _study(terminal)
     api.save_plan(study, folder / "plan.json")
     terminal.say(
-        frontier_table(study.frontier, study.spreads, _room(study)), chosen_lines(study.frontier)
+        frontier_table(study.frontier, study.spreads, study.cluster.least_memory),
+        chosen_lines(study.frontier),
     )
 
     job = Job(model=MODEL, steps=steps, learning_rate=LEARNING_RATE, profiles=True)
@@ -127,8 +128,9 @@ def _race(terminal: Terminal, study: Study) -> list[tuple[str, float | None, flo
     ]
     turns = len(laps[0].turns)
     table = plain_table(f"Step time, in turns: {turns} turns, {laps[0].num_steps} steps each")
-    for name in ("", "predicted", "measured", "chosen plan is faster by"):
-        table.add_column(name, justify="right" if name else "left")
+    table.add_column("")
+    for name in ("predicted", "measured", "chosen plan is faster by"):
+        table.add_column(name, justify="right")
     for name, guess, seconds, spread in rows:
         table.add_row(
             Text(name),
@@ -138,11 +140,6 @@ def _race(terminal: Terminal, study: Study) -> list[tuple[str, float | None, flo
         )
     terminal.say(table)
     return rows
-
-
-def _room(study: Study) -> float:
-    devices = range(study.cluster.num_devices)
-    return min(study.cluster.kind_of(device).memory_bytes for device in devices)
 
 
 def _alone(terminal: Terminal, steps: int) -> tuple[float, ...]:

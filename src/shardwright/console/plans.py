@@ -120,10 +120,12 @@ def show_profile(terminal: Terminal, found: Profile) -> None:
 def show_study(terminal: Terminal, study: Study, path: Path) -> None:
     """Print the frontier and the chosen plan."""
     cluster = study.cluster
-    room = min(cluster.kind_of(d).memory_bytes for d in range(cluster.num_devices))
     if study.curve:
         terminal.say(curve_table(study.curve))
-    terminal.say(frontier_table(study.frontier, study.spreads, room), chosen_lines(study.frontier))
+    terminal.say(
+        frontier_table(study.frontier, study.spreads, cluster.least_memory),
+        chosen_lines(study.frontier),
+    )
     if not study.is_complete:
         terminal.say(Text("Stopped early: this is the best found so far.", style="yellow"))
     terminal.say(*(Text(f"Note: {note}", style="yellow") for note in study.notes))

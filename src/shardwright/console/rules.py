@@ -95,10 +95,9 @@ def show_proposals(terminal: Terminal, found: Sequence[Proposal]) -> None:
             )
     if not found:
         terminal.say(Text("Every operator of the model has a rule.", style="green"))
-    elif any(one.lines for one in found):
-        terminal.say(Text(EVIDENCE, style="dim"))
     terminal.emit(proposals=list(found))
     if any(one.lines for one in found):
+        terminal.say(Text(EVIDENCE, style="dim"))
         terminal.next(
             "paste into planner/space/rules with an example; then `shardwright verify-rules`"
         )

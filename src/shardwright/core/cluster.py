@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -192,6 +193,15 @@ class Cluster:
     def kind_of(self, device: int) -> DeviceKind:
         """Return what a device is."""
         return self.kinds[self.devices[device].kind]
+
+    @cached_property
+    def least_memory(self) -> float:
+        """Return the bytes of the smallest device."""
+        return self.memory_of(range(self.num_devices))
+
+    def memory_of(self, devices: Iterable[int]) -> float:
+        """Return the bytes that every one of some devices has."""
+        return min(self.kind_of(device).memory_bytes for device in devices)
 
     def path_to_root(self, host: int) -> tuple[int, ...]:
         """Return a host and the switches above it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+GIB = 2**30
 MOST_DIGITS = 18
 
 

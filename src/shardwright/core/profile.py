@@ -210,6 +210,11 @@ class PipelinePlan:
         return self.seconds / self.bound - 1 if self.bound > 0 else math.inf
 
 
+def per_second(inputs: int, seconds: float) -> float:
+    """Return a rate, infinite where nothing takes time."""
+    return inputs / seconds if seconds > 0 else math.inf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStudy:
     """The best pipeline, and what the published planners make of the same problem.

@@ -145,8 +145,7 @@ def _shift(
     problem: PipelineProblem, chain: Sequence[int], stages: list[Placed]
 ) -> list[Placed] | None:
     """Move layers from stages that do not fit to the next; None when the last does not."""
-    place = {cut: i for i, cut in enumerate(chain)}
-    ends = [place[stop] for stop, _ in stages]
+    ends = [chain.index(stop) for stop, _ in stages]
     order = [kind.memory_bytes for kind in problem.workers for _ in range(kind.count)]
     one = Crew((1,))  # any single worker: memory does not depend on its kind
     for stage in range(len(ends)):

@@ -111,6 +111,19 @@ def _with_published_count(
     return best, rivals
 
 
+def _fastest(problem: PipelineProblem, schedules: tuple[ScheduleKind, ...]) -> PipelinePlan:
+    found: list[PipelinePlan] = []
+    refused = NoPlan("no schedule was named")
+    for schedule in schedules:
+        try:
+            found.append(plan_exact(dataclasses.replace(problem, schedule=schedule)))
+        except NoPlan as error:
+            refused = error
+    if not found:
+        raise refused
+    return min(found, key=lambda plan: plan.seconds)
+
+
 def study_pipelines(
     problem: PipelineProblem, schedules: tuple[ScheduleKind, ...] = ()
 ) -> PipelineStudy:
@@ -119,17 +132,7 @@ def study_pipelines(
     Equal times: the earlier schedule. Raises NoPlan when nothing fits under any schedule.
     """
     schedules = schedules or (problem.schedule,)
-    best: PipelinePlan | None = None
-    refused: NoPlan | None = None
-    for schedule in schedules:
-        try:
-            found = plan_exact(dataclasses.replace(problem, schedule=schedule))
-        except NoPlan as error:
-            refused = error
-            continue
-        best = found if best is None or found.seconds < best.seconds else best
-    if best is None:
-        raise refused or NoPlan("no schedule was named")
+    best = _fastest(problem, schedules)
     judged = dataclasses.replace(problem, schedule=best.schedule)
     rivals: list[PipelinePlan] = []
     refusals: list[tuple[str, str]] = []

@@ -14,6 +14,7 @@ cuts of any pipeline they make one in which every stage computes the same and se
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,10 @@ class Cuts:
     def work(self) -> float:
         """Compute seconds of one (micro)batch through all layers."""
         return float(self.forward[-1] + self.backward[-1])
+
+    def layers(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return the layers between two cuts."""
+        return tuple(_members(self.masks[stop] & ~self.masks[start]))
 
 
 def find_cuts(graph: LayerGraph, most: int = MOST_CUTS) -> Cuts:
@@ -139,28 +144,62 @@ def _breadth_first(graph: LayerGraph) -> tuple[int, ...]:
     return tuple(sorted(range(len(depth)), key=depth.__getitem__))
 
 
-def _closed_sets(graph: LayerGraph, groups: tuple[int, ...], most: int) -> Masks | None:
+class _Groups:
+    """Groups of layers (masks), which others each reads, and which read it."""
+
+    def __init__(self, graph: LayerGraph, masks: tuple[int, ...]) -> None:
+        home = {layer: g for g, mask in enumerate(masks) for layer in _members(mask)}
+        self.masks = list(masks)
+        self.producers: list[set[int]] = [set() for _ in masks]
+        self.consumers: list[set[int]] = [set() for _ in masks]
+        for a, b in graph.edges:
+            if home[a] != home[b]:
+                self.producers[home[b]].add(home[a])
+                self.consumers[home[a]].add(home[b])
+
+    def ready(self, done: int, before: tuple[int, ...], group: int) -> tuple[int, ...]:
+        """Return the groups that can follow what is ``done``, with this one the last of the many that
+        could ``before``."""
+        others = [g for g in before if g != group]
+        return (*others, *(g for g in self.consumers[group] if not self.needs[g] & ~done))
+
+    @cached_property
+    def needs(self) -> list[int]:
+        """What each reads, as a mask."""
+        return [sum(self.masks[one] for one in own) for own in self.producers]
+
+    def join(self, group: int, into: int) -> None:
+        """Make one of two groups."""
+        self.masks[into] |= self.masks[group]
+        self.masks[group] = 0
+        for ends, back in self.ways:
+            for other in ends[group]:
+                back[other].discard(group)
+                if other != into:
+                    back[other].add(into)
+                    ends[into].add(other)
+            ends[into].discard(group)
+            ends[group] = set()
+
+    @property
+    def ways(self) -> tuple[tuple[list[set[int]], list[set[int]]], ...]:
+        """Both directions: what is at the end of each group's edges, and the edges back."""
+        return (self.producers, self.consumers), (self.consumers, self.producers)
+
+
+def _closed_sets(graph: LayerGraph, masks: tuple[int, ...], most: int) -> Masks | None:
     """Enumerate the closed sets made of whole groups (masks of layers), or None beyond ``most``."""
-    home = {layer: g for g, mask in enumerate(groups) for layer in _members(mask)}
-    consumers: list[set[int]] = [set() for _ in groups]
-    needs = [0] * len(groups)
-    for a, b in graph.edges:
-        if home[a] != home[b]:
-            consumers[home[a]].add(home[b])
-            needs[home[b]] |= groups[home[a]]
-    found = {0: tuple(g for g in range(len(groups)) if not needs[g])}
+    groups = _Groups(graph, masks)
+    found = {0: tuple(g for g, needs in enumerate(groups.needs) if not needs)}
     level = [0]
     while level:
         following: list[int] = []
         for mask in level:
             for group in found[mask]:
-                larger = mask | groups[group]
-                if larger in found:
-                    continue
-                ready = [g for g in found[mask] if g != group]
-                ready += [g for g in consumers[group] if needs[g] & ~larger == 0]
-                found[larger] = tuple(ready)
-                following.append(larger)
+                larger = mask | masks[group]
+                if larger not in found:
+                    found[larger] = groups.ready(larger, found[mask], group)
+                    following.append(larger)
             if len(found) > most:
                 return None
         level = following
@@ -200,52 +239,24 @@ def _beside_others(graph: LayerGraph) -> set[int]:
     return {i for i, mask in enumerate(related) if mask | 1 << i != full}
 
 
-def _merge(graph: LayerGraph, groups: tuple[int, ...], which: set[int]) -> tuple[int, ...]:
+def _merge(graph: LayerGraph, masks: tuple[int, ...], which: set[int]) -> tuple[int, ...]:
     """Merge a group into the one that it alone reads, or that alone reads it, both or one in
     ``which``: no other path joins the two, so no cycle can arise."""
-    home = {layer: g for g, mask in enumerate(groups) for layer in _members(mask)}
-    merged = list(groups)
-    mergeable = [all(i in which for i in _members(mask)) for mask in groups]
-    producers: list[set[int]] = [set() for _ in groups]
-    consumers: list[set[int]] = [set() for _ in groups]
-    for a, b in graph.edges:
-        if home[a] != home[b]:
-            producers[home[b]].add(home[a])
-            consumers[home[a]].add(home[b])
+    groups = _Groups(graph, masks)
+    mergeable = [which.issuperset(_members(mask)) for mask in masks]
     free = _free(graph)
-    for group in range(len(groups)):
-        is_free = all(i in free for i in _members(groups[group]))
+    for group, mask in enumerate(masks):
         if not mergeable[group]:
             continue
-        for mine, theirs in ((producers, consumers), (consumers, producers)):
+        is_free = free.issuperset(_members(mask))
+        for mine, theirs in groups.ways:
             if len(mine[group]) != 1:
                 continue
             (into,) = mine[group]
-            joins = len(theirs[into]) == 1 and mergeable[into]
-            if is_free or joins:
-                _absorb(group, into, merged, producers, consumers)
-                mergeable[into] = mergeable[into] and mergeable[group]
+            if is_free or (len(theirs[into]) == 1 and mergeable[into]):
+                groups.join(group, into)
                 break
-    return tuple(mask for mask in merged if mask)
-
-
-def _absorb(
-    group: int,
-    into: int,
-    merged: list[int],
-    producers: list[set[int]],
-    consumers: list[set[int]],
-) -> None:
-    merged[into] |= merged[group]
-    merged[group] = 0
-    for ends, back in ((producers, consumers), (consumers, producers)):
-        for other in ends[group]:
-            back[other].discard(group)
-            if other != into:
-                back[other].add(into)
-                ends[into].add(other)
-        ends[into].discard(group)
-        ends[group] = set()
+    return tuple(filter(None, groups.masks))
 
 
 def _tabulate(graph: LayerGraph, masks: Masks) -> Cuts:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.core.profile import Bar, PipelinePlan, PipelineStage, PipelineStudy, WorkerKind
+from shardwright.core.profile import (
+    Bar,
+    PipelinePlan,
+    PipelineStage,
+    PipelineStudy,
+    WorkerKind,
+    per_second,
+)
 from shardwright.core.schedules import EXPLORED, REPLAYED, SCHEDULES, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.problem import Crew, Load, PipelineProblem, load
@@ -75,25 +82,32 @@ def plan_order(
         )
     count, plans = problem.num_workers, list[PipelinePlan]()
     if lines:
-        crews = tuple(tuple(sorted({action.mesh for action in line})) for line in lines)
-        check_order(lines, crews, problem.microbatches)
-        plans += _cut_both_ways(problem, schedule, crews, lines)
+        ways = [tuple(tuple(sorted({action.mesh for action in line})) for line in lines)]
+        check_order(lines, ways[0], problem.microbatches)
     else:
-        entry = SCHEDULES[schedule]
-        for chunks in CHUNKS[: 1 if entry.folds else None] if entry.chunks else (1,):
-            crews = tuple(tuple(range(k, count * chunks, count)) for k in range(count))
-            if entry.folds:
-                crews = folded(2 * count)
-            if count * chunks < problem.cuts.num_cuts:
-                plans += _cut_both_ways(problem, schedule, crews)
+        ways = _crews(schedule, count)
+    for crews in ways:
+        if lines or sum(map(len, crews)) < problem.cuts.num_cuts:
+            plans += _cut_both_ways(problem, schedule, crews, lines)
     if not plans:
-        parts = sum(map(len, crews))
+        parts = sum(map(len, ways[-1]))
         raise NoPlan(
             f"schedule {schedule} on {count} workers needs at least {parts} parts, and the profile "
             f"cannot be cut into so many",
             remedy="take fewer workers, or a schedule with one part each, such as 1f1b-sno",
         )
     return min(plans, key=lambda plan: (not plan.fits, plan.seconds))
+
+
+def _crews(schedule: ScheduleKind, count: int) -> list[Crews]:
+    """Return the meshes of each worker, for every number of chunks that a schedule is tried with."""
+    entry = SCHEDULES[schedule]
+    if entry.folds:
+        return [folded(2 * count)]
+    return [
+        tuple(tuple(range(k, count * chunks, count)) for k in range(count))
+        for chunks in (CHUNKS if entry.chunks else (1,))
+    ]
 
 
 def _cut_both_ways(
@@ -227,10 +241,9 @@ def _plan(
     most, rounds = held(found.lines), problem.microbatches
     stages: list[PipelineStage] = []
     for mesh, part in enumerate(parts):
-        mask = problem.cuts.masks[part.stop] & ~problem.cuts.masks[part.start]
         stages.append(
             PipelineStage(
-                layers=tuple(i for i in range(mask.bit_length()) if mask >> i & 1),
+                layers=problem.cuts.layers(part.start, part.stop),
                 workers=(1,),
                 seconds=rounds * part.load.compute,
                 compute_seconds=part.load.compute,
@@ -249,7 +262,7 @@ def _plan(
         stages=tuple(stages),
         seconds=seconds,
         bottleneck=busiest,
-        inputs_per_second=rounds / seconds if seconds > 0 else math.inf,
+        inputs_per_second=per_second(rounds, seconds),
         simulated_seconds=seconds,
         note="without a barrier between steps" if is_split else "",
         timeline=bars(found),

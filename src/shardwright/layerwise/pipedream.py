@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.profile import CostFormula, PipelinePlan, PipelineStage
+from shardwright.core.profile import CostFormula, PipelinePlan, PipelineStage, per_second
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.cuts import Cuts
 from shardwright.layerwise.problem import (
@@ -135,7 +135,7 @@ def plan_levels(
         stages=tuple(stages),
         seconds=found.seconds,
         bottleneck=found.seconds,
-        inputs_per_second=1 / found.seconds if found.seconds > 0 else math.inf,
+        inputs_per_second=per_second(1, found.seconds),
     )
 
 

@@ -43,6 +43,7 @@ from shardwright.core.profile import (
     PipelinePlan,
     PipelineStage,
     WorkerKind,
+    per_second,
 )
 from shardwright.core.schedules import PLANNED, SCHEDULES, ScheduleKind
 from shardwright.errors import InputError
@@ -117,11 +118,19 @@ class PipelineProblem:
             raise InputError(
                 "a pipeline needs at least one worker, and there is none; give --workers 1 or more"
             )
-        states = math.prod(kind.count + 1 for kind in self.workers)
-        if states > MOST_STATES:
+        if self.num_mixtures > MOST_STATES:
             raise InputError(
-                f"{states} mixtures of workers are more than {MOST_STATES}; join similar kinds"
+                f"{self.num_mixtures} mixtures of workers are more than {MOST_STATES}; join similar kinds"
             )
+
+    @property
+    def num_mixtures(self) -> int:
+        """How many mixtures of workers there are."""
+        return math.prod(kind.count + 1 for kind in self.workers)
+
+    def kinds_of(self, crew: Crew) -> list[WorkerKind]:
+        """Return what a crew's workers are."""
+        return [kind for kind, n in zip(self.workers, crew.workers, strict=True) if n]
 
     @property
     def num_workers(self) -> int:
@@ -169,8 +178,7 @@ class Load:
 def load(problem: PipelineProblem, start: int, stop: int, crew: Crew) -> Load:
     """Work out what the layers between two cuts cost a crew. The formulas are in the module's text."""
     cuts, shards, replicas = problem.cuts, crew.shards, crew.replicas
-    used = zip(problem.workers, crew.workers, strict=True)
-    speed = shards * min(kind.speed for kind, n in used if n)
+    speed = shards * min(kind.speed for kind in problem.kinds_of(crew))
     weights = float(cuts.parameter[stop] - cuts.parameter[start]) / shards
     gathered = float(cuts.gathered[stop] - cuts.gathered[start])
     message = all_reduce(problem, replicas, weights)
@@ -241,12 +249,10 @@ def measure(
     for stop, crew in stages:
         it = load(problem, start, stop, crew)
         memory = memory_bytes(problem, start, stop, crew, from_here)
-        used = [kind for kind, n in zip(problem.workers, crew.workers, strict=True) if n]
-        fits = fits and memory <= min(kind.memory_bytes for kind in used)
-        mask = cuts.masks[stop] & ~cuts.masks[start]
+        fits = fits and memory <= min(kind.memory_bytes for kind in problem.kinds_of(crew))
         found.append(
             PipelineStage(
-                layers=tuple(i for i in range(mask.bit_length()) if mask >> i & 1),
+                layers=cuts.layers(start, stop),
                 workers=crew.workers,
                 seconds=busy_seconds(problem, start, stop, crew),
                 compute_seconds=it.forward + it.backward,
@@ -266,18 +272,23 @@ def measure(
         passing.append((it.compute + sent, found[-1].seconds))
         start, from_here = stop, from_here - crew.replicas
     bottleneck = max(stage.seconds for stage in found)
-    seconds = bottleneck
-    if problem.microbatches:
-        seconds = 0.0
-        for passes, busy in reversed(passing):
-            seconds = max(busy, passes + seconds)
+    seconds = _until_last_ends(passing) if problem.microbatches else bottleneck
     return PipelinePlan(
         planner=planner,
         schedule=problem.schedule,
         stages=tuple(found),
         seconds=seconds,
         bottleneck=bottleneck,
-        inputs_per_second=(problem.microbatches or 1) / seconds if seconds > 0 else math.inf,
+        inputs_per_second=per_second(problem.microbatches or 1, seconds),
         bound=bound,
         fits=fits,
     )
+
+
+def _until_last_ends(passing: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds of a step with a flush; per stage what the first microbatch takes to pass it
+    and how long it is busy."""
+    seconds = 0.0
+    for passes, busy in reversed(passing):
+        seconds = max(busy, passes + seconds)
+    return seconds

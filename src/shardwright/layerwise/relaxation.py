@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from shardwright.core.counts import GIB
 from shardwright.core.explanation import Relaxation
 from shardwright.core.profile import PipelinePlan, WorkerKind
 from shardwright.core.schedules import PLANNED, SCHEDULES, ScheduleKind
@@ -13,7 +14,6 @@ from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.exact import plan_exact
 from shardwright.layerwise.problem import PipelineProblem
 
-GIB = 2**30
 # Memory is found to one part in a thousand; workers are added up to so many times as many.
 CLOSE, MOST_TIMES = 1e-3, 16
 

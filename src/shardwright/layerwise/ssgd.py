@@ -84,11 +84,8 @@ def _buckets(
         return ()
     if exchange not in _MERGES:
         return tuple((index,) for index in order)
-
-    def cost(sizes: np.ndarray) -> np.ndarray:
-        return np.array([network.dense(float(size)) for size in sizes])
-
     sizes = [trace.layers[index].bytes for index in order]
+    cost = np.vectorize(network.dense, otypes=[np.float64])
     found = merge_gradients(_ready(trace, order), sizes, cost, _MERGES[exchange])
     return tuple(tuple(order[place] for place in bucket) for bucket in found)
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, starmap
 
 from shardwright.core.accuracy import Accuracy, Case, Order, Summary, Validation
 
@@ -16,8 +16,10 @@ Times = tuple[float, float]  # published, predicted
 
 def validation(cases: Sequence[Case], file: str, seconds: float = 0.0) -> Validation:
     """Add cases up, per source in the order in which they appear, and overall."""
-    names = list(dict.fromkeys(case.source for case in cases))
-    sources = tuple(summary(name, [c for c in cases if c.source == name]) for name in names)
+    of_source: dict[str, list[Case]] = {}
+    for case in cases:
+        of_source.setdefault(case.source, []).append(case)
+    sources = tuple(summary(name, own) for name, own in of_source.items())
     timed = [one for one in sources if one.time.count]
     return Validation(
         file=file,
@@ -35,8 +37,7 @@ def summary(name: str, cases: Sequence[Case]) -> Summary:
     """Add the cases of a source up."""
     expressed = [case for case in cases if not case.reason]
     timed = [case for case in expressed if case.is_timed]
-    lost = [case for case in expressed if case.is_out_of_memory]
-    fitted = [case for case in expressed if not case.is_out_of_memory]
+    ends = Counter((case.is_out_of_memory, case.fits) for case in expressed)
     return Summary(
         name=name,
         cases=len(cases),
@@ -47,10 +48,10 @@ def summary(name: str, cases: Sequence[Case]) -> Summary:
         order=order(timed, lambda case: case.predicted_seconds),
         baseline_order=order(timed, lambda case: case.baseline_seconds),
         coverage=_mean([float(case.is_covered) for case in timed]),
-        foretold=sum(not case.fits for case in lost),
-        out_of_memory=len(lost),
-        refused=sum(not case.fits for case in fitted),
-        fitted=len(fitted),
+        foretold=ends[True, False],
+        out_of_memory=ends[True, False] + ends[True, True],
+        refused=ends[False, False],
+        fitted=ends[False, False] + ends[False, True],
     )
 
 
@@ -70,6 +71,25 @@ def accuracy(errors: Iterable[float | None]) -> Accuracy:
 
 def order(cases: Sequence[Case], predicted: Callable[[Case], float | None]) -> Order:
     """Judge the order within groups, of seconds per token where their batches differ."""
+    several = [times for times in _groups(cases, predicted).values() if len(times) > 1]
+    pairs = [pair for times in several for pair in combinations(times, 2)]
+    apart = [pair for pair in pairs if _is_apart(*pair)]
+    regrets = [regret(times) for times in several]
+    return Order(
+        groups=len(several),
+        pairs=len(pairs),
+        tau=_mean(list(starmap(_sign, pairs))),
+        pairs_apart=len(apart),
+        tau_apart=_mean(list(starmap(_sign, apart))),
+        mean_regret=_mean(regrets),
+        worst_regret=max(regrets, default=math.nan),
+    )
+
+
+def _groups(
+    cases: Sequence[Case], predicted: Callable[[Case], float | None]
+) -> dict[str, list[Times]]:
+    """Return the times of each group, of a layout once."""
     groups: dict[str, list[Times]] = {}
     seen: set[tuple[str, str]] = set()
     for case in cases:
@@ -79,19 +99,7 @@ def order(cases: Sequence[Case], predicted: Callable[[Case], float | None]) -> O
         seen.add((case.group, case.layout))
         pair = (case.published_seconds / case.work, guess / case.work)
         groups.setdefault(case.group, []).append(pair)
-    several = [times for times in groups.values() if len(times) > 1]
-    pairs = [_sign(a, b) for times in several for a, b in combinations(times, 2)]
-    apart = [_sign(a, b) for times in several for a, b in combinations(times, 2) if _is_apart(a, b)]
-    regrets = [regret(times) for times in several]
-    return Order(
-        groups=len(several),
-        pairs=len(pairs),
-        tau=_mean(pairs),
-        pairs_apart=len(apart),
-        tau_apart=_mean(apart),
-        mean_regret=_mean(regrets),
-        worst_regret=max(regrets, default=math.nan),
-    )
+    return groups
 
 
 def regret(times: Sequence[Times]) -> float:

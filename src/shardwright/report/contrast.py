@@ -165,19 +165,18 @@ def _sentence(one: PlanStory, other: PlanStory, rows: tuple[Side, ...], room: fl
         f"{theirs} is {abs(share):.1%} {word} than {mine} ({seconds_text(after)} against "
         f"{seconds_text(before)})"
     )
-    parts = [row for row in rows if row.name.startswith("critical ")]
-    same = sorted(
-        (row for row in parts if (row.other - row.one) * share > 0),
-        key=lambda row: -abs(row.other - row.one),
-    )
-    against = sorted(
-        (row for row in parts if (row.other - row.one) * share < 0),
-        key=lambda row: -abs(row.other - row.one),
-    )
+    same, against = _on_critical_path(rows, share), _on_critical_path(rows, -share)
     text += f": on its critical path {_change(same[0])}" if same else ""
     text += f" and {_change(same[1])}" if len(same) > 1 and _matters(same[1], before) else ""
     text += f", though {_change(against[0])}" if against and _matters(against[0], before) else ""
     return text + "."
+
+
+def _on_critical_path(rows: tuple[Side, ...], sign: float) -> list[Side]:
+    """Return what differs in one direction on the critical path, the largest differences first."""
+    parts = [row for row in rows if row.name.startswith("critical ")]
+    found = [row for row in parts if (row.other - row.one) * sign > 0]
+    return sorted(found, key=lambda row: -abs(row.other - row.one))
 
 
 def _matters(row: Side, step: float) -> bool:

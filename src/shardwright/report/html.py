@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -64,14 +65,13 @@ def page_text(story: Story) -> str:
 
 def page_data(story: Story) -> dict[str, Any]:
     """Return everything the page's script shows, as JSON-able values."""
-    capacity = min(story.cluster.kind_of(d).memory_bytes for d in range(story.cluster.num_devices))
     stale = [f"{STALE}." for item in story.plans if item.plan.is_stale][:1]
     return {
         "model": story.graph.name,
         "cluster": story.cluster.name,
         "parameters": count_text(story.graph.num_parameters),
         "devices": story.cluster.num_devices,
-        "capacity": capacity,
+        "capacity": story.cluster.least_memory,
         "chosen": story.chosen,
         "work": WORK,
         "plans": [_plan_data(plan, MAX_BARS // max(len(story.plans), 2)) for plan in story.plans],
@@ -131,11 +131,9 @@ def _half_width(item: PlanStory) -> float:
 
 def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
     plan, program = item.plan, item.program
-    strategy = plan.strategy
     rows = group_rows(item.operators)
-    pipeline = strategy.pipeline
     return {
-        "label": strategy.label or "unnamed",
+        "label": plan.strategy.label or "unnamed",
         "reason": plan.reason,
         "step": plan.objective.step_seconds,
         "spread": _half_width(item),
@@ -144,22 +142,8 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
         "bound": None
         if plan.bound is None
         else [plan.bound.step_seconds, plan.bound.gap, plan.bound.model],
-        "facts": [
-            ["Stages", " | ".join(_mesh_text(program, i) for i in range(len(strategy.meshes)))],
-            ["Schedule", f"{pipeline.title}, {pipeline.num_microbatches} microbatch(es)"],
-            ["Global batch", str(plan.global_batch)],
-            ["Precision", strategy.precision],
-            ["Recomputed", _recomputed_text(strategy)],
-            [
-                "Gradients",
-                f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)"
-                + (f", {wire}" if (wire := wire_text(program)) else ""),
-            ],
-            ["Batch norm", strategy.batch_norm],
-            ["Found by", f"{plan.method}, seed {plan.seed}, shardwright {plan.version}"],
-            ["Known from", sources_text(plan)],
-        ],
-        "kept": [list(line) for line in parameter_lines(plan)],
+        "facts": _facts(item),
+        "kept": [*map(list, parameter_lines(plan))],
         "notes": list(plan.notes),
         "why": None if item.why is None else _why_data(item.why),
         "timelines": [
@@ -183,6 +167,26 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
         "differences": [[d.name, d.predicted, d.measured, d.unit] for d in differences(item)],
         "differenceNotes": list(comparison_notes(item)),
     }
+
+
+def _facts(item: PlanStory) -> list[list[str]]:
+    plan, program, strategy = item.plan, item.program, item.plan.strategy
+    pipeline, sync = strategy.pipeline, strategy.gradient_sync
+    wire = wire_text(program)
+    return [
+        ["Stages", " | ".join(_mesh_text(program, i) for i in range(len(strategy.meshes)))],
+        ["Schedule", f"{pipeline.title}, {pipeline.num_microbatches} microbatch(es)"],
+        ["Global batch", str(plan.global_batch)],
+        ["Precision", strategy.precision],
+        ["Recomputed", _recomputed_text(strategy)],
+        [
+            "Gradients",
+            f"{sync.method}, {len(sync.buckets)} bucket(s){f', {wire}' if wire else ''}",
+        ],
+        ["Batch norm", strategy.batch_norm],
+        ["Found by", f"{plan.method}, seed {plan.seed}, shardwright {plan.version}"],
+        ["Known from", sources_text(plan)],
+    ]
 
 
 def _why_data(why: Why) -> dict[str, Any]:
@@ -240,6 +244,35 @@ def _thin(steps: NDArray[np.float64]) -> NDArray[np.float64]:
     return steps[[int(span[np.argmax(steps[span, 1])]) for span in spans]]
 
 
+@dataclass
+class _Bar:
+    """Equal work of one row, as long as the gaps within are too short to be seen."""
+
+    row: str
+    work: int
+    start: float
+    end: float
+    first: int  # its first instruction
+    count: int = 1
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    def title(self, program: Program) -> str:
+        name = program.describe(self.first)
+        return name if self.count == 1 else f"{name} and {self.count - 1} more"
+
+    def takes(self, other: _Bar, slack: float) -> bool:
+        """Take another in, if it can be."""
+        is_same = (self.row, self.work) == (other.row, other.work)
+        if not is_same or other.end - self.start >= slack * 4 or other.start - self.end >= slack:
+            return False
+        self.end = other.end
+        self.count += 1
+        return True
+
+
 def _bars(program: Program, timeline: Timeline, limit: int) -> dict[str, list[Any]]:
     """Return bars per row (stage and resource); touching short bars of equal work become one."""
     work = work_of(program)
@@ -247,24 +280,25 @@ def _bars(program: Program, timeline: Timeline, limit: int) -> dict[str, list[An
     seen = np.flatnonzero(~np.isnan(begun) & (timeline.end > begun))
     order = seen[np.lexsort((begun[seen], program.resource[seen], program.group[seen]))]
     slack = timeline.step_seconds / 2000
-    bars: list[list[Any]] = []
+    bars: list[_Bar] = []
     for index in map(int, order):
         lane = lane_text(program.resource_names[program.resource[index]])
-        row = f"stage {program.group[index]} {lane}"
-        start, end = float(begun[index]), float(timeline.end[index])
-        last = bars[-1] if bars else None
-        small = last is not None and end - last[2] < slack * 4
-        if last and small and last[0] == row and last[1] == work[index] and start - last[3] < slack:
-            last[3] = end
-            last[5] += 1
-        else:
-            bars.append([row, int(work[index]), start, end, program.describe(index), 1])
+        bar = _Bar(
+            row=f"stage {program.group[index]} {lane}",
+            work=int(work[index]),
+            start=float(begun[index]),
+            end=float(timeline.end[index]),
+            first=index,
+        )
+        if not bars or not bars[-1].takes(bar, slack):
+            bars.append(bar)
     if len(bars) > limit:
-        bars = sorted(sorted(bars, key=lambda bar: bar[2] - bar[3])[:limit], key=lambda bar: bar[2])
+        longest = sorted(bars, key=lambda bar: -bar.seconds)[:limit]
+        bars = sorted(longest, key=lambda bar: bar.start)
     return {
-        "row": [bar[0] for bar in bars],
-        "work": [bar[1] for bar in bars],
-        "start": [float(f"{bar[2]:.6g}") for bar in bars],
-        "seconds": [float(f"{bar[3] - bar[2]:.4g}") for bar in bars],
-        "name": [bar[4] if bar[5] == 1 else f"{bar[4]} and {bar[5] - 1} more" for bar in bars],
+        "row": [bar.row for bar in bars],
+        "work": [bar.work for bar in bars],
+        "start": [float(f"{bar.start:.6g}") for bar in bars],
+        "seconds": [float(f"{bar.seconds:.4g}") for bar in bars],
+        "name": [bar.title(program) for bar in bars],
     }

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.core.counts import GIB
 from shardwright.core.explanation import Decision, Reasons, Relaxation, ShadowPrice
 from shardwright.core.plan import Plan
 from shardwright.report.critical import CriticalRow
@@ -16,7 +17,6 @@ from shardwright.report.tables import plain_table
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.report.why import Rows, Why, bound_text
 
-GIB = 2**30
 # What saves less than this share of a step is not worth a sentence.
 WORTH = 0.0005
 

@@ -188,14 +188,17 @@ def memory_by_part(story: PlanStory, mesh: int) -> tuple[tuple[str, float], ...]
         if value.mesh != mesh or value.alias >= 0 or value.scope != "step":
             continue
         size = float(value.bytes)
-        if value.role == "parameter" and value.resident:
-            parts["parameters"] += size
-            masters.setdefault(value.tensor, size)
-        elif value.role == "master":
-            parts["optimizer state"] += size
-            masters[value.tensor] = size
-        elif value.role == "buffer":
-            parts["buffers"] += size
+        match value.role:
+            case "parameter" if value.resident:
+                parts["parameters"] += size
+                masters.setdefault(value.tensor, size)
+            case "master":
+                parts["optimizer state"] += size
+                masters[value.tensor] = size
+            case "buffer":
+                parts["buffers"] += size
+            case _:
+                pass
     parts["optimizer state"] += program.strategy.optimizer_states * sum(masters.values())
     known = sum(parts.values())
     parts["other state"] = max(0.0, program.base_bytes[mesh] - known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -264,7 +264,7 @@ def contrast_parts(found: Contrast) -> Group:
     for row in found.rows:
         write = writers[row.unit]
         gap = 0.0 if math.isclose(row.one, row.other) else row.other - row.one
-        sign = "+" if gap > 0 else "-" if gap < 0 else ""
+        sign = "+" if gap > 0 else "-"
         numbers.add_row(
             row.name,
             write(row.one) if row.one else "-",
@@ -272,13 +272,18 @@ def contrast_parts(found: Contrast) -> Group:
             f"{sign}{write(abs(gap))}" if gap else "",
             style="bold" if row.name in ("step time", "peak memory") else "",
         )
-    choices = plain_table("Choices that differ")
-    choices.add_column("what", overflow="fold")
-    for name in (found.one, found.other):
-        choices.add_column(Text(name), overflow="fold")
-    for fact in found.facts:
-        choices.add_row(*map(Text, fact))
-    return Group(Text(found.sentence), numbers, *([choices] if found.facts else []))
+    return Group(Text(found.sentence), numbers, *_choices(found))
+
+
+def _choices(found: Contrast) -> Iterator[Table]:
+    """Yield a table of what two plans choose otherwise, if anything."""
+    if found.facts:
+        table = plain_table("Choices that differ")
+        for name in ("what", found.one, found.other):
+            table.add_column(Text(name), overflow="fold")
+        for fact in found.facts:
+            table.add_row(*map(Text, fact))
+        yield table
 
 
 def sources_text(plan: Plan) -> str:

@@ -22,18 +22,24 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def gathered(value: T) -> list[T]:
+    """Return what every rank has, in rank order (a collective call)."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
 def together(act: Callable[[], T]) -> list[T]:
     """Do something on every rank and return all results in rank order, or raise the first error
     on all ranks."""
-    outcome: tuple[Any, Exception | None] = (None, None)
+    outcome: tuple[Any, Exception | None]
     try:
         outcome = (act(), None)
     except (OSError, CheckpointError) as error:
         outcome = (None, type(error)(*error.args))
-    outcomes: list[Any] = [outcome]
-    if world_size() > 1:
-        outcomes = [None] * world_size()
-        dist.all_gather_object(outcomes, outcome)
+    outcomes = gathered(outcome)
     errors = [error for _, error in outcomes if error is not None]
     if errors:
         raise errors[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from shardwright.core.program import Kind, Segment
 from shardwright.runtime.deferral import Aside, Later
-from shardwright.runtime.engine import run_backward
+from shardwright.runtime.engine import by_place, run_backward
 from shardwright.runtime.store import DTYPES, Store
 from shardwright.runtime.waiting import Action
 
@@ -38,40 +38,48 @@ def backward(
     add = _adder(segment, store, microbatch)
     if kind == Kind.WEIGHT_GRADIENT:
         return _weights(kept, add)
-    values = store.program.values
     incoming = [
-        store.slot(values[value].gradient, microbatch)
-        for value in segment.outputs
-        if values[value].gradient >= 0
+        store.slot(gradient, microbatch)
+        for gradient in gradients_of(store, segment.outputs).values()
     ]
-    tracked = [place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0]
-    later = made_by(segment, store, Kind.WEIGHT_GRADIENT) if kind == Kind.INPUT_GRADIENT else []
-    waiting = {place for place, gradient in enumerate(later) if gradient >= 0}
+    tracked = list(gradients_of(store, segment.inputs))
+    waiting = _waiting(segment, store) if kind == Kind.INPUT_GRADIENT else set[int]()
     data = store.data
 
     def run() -> None:
         edges, leaves = kept
         kept.clear()
-        gradients = [data[slot] for slot in incoming]
-        live = [
-            (edge, gradient)
-            for edge, gradient in zip(edges, gradients, strict=True)
-            if edge is not None and gradient is not None
-        ]
-        if not live:
+        edges, gradients = _live(edges, [data[slot] for slot in incoming])
+        if not edges:
             return
-        found = run_backward([edge for edge, _ in live], [g for _, g in live], leaves)
-        del edges, leaves, live, gradients
-        made = [
-            (place, gradient)
-            for place, gradient in zip(tracked, found, strict=True)
-            if gradient is not None
-        ]
+        found = run_backward(edges, gradients, leaves)
+        del edges, leaves, gradients
+        made = by_place(tracked, found)
         add((place, gradient) for place, gradient in made if place not in waiting)
         if waiting:
             kept[:] = (aside.take(), [one for one in made if one[0] in waiting])
 
     return run
+
+
+def gradients_of(store: Store, values: Sequence[int]) -> dict[int, int]:
+    """Return, by place, the gradients of those values that have one."""
+    entries = store.program.values
+    found = {place: entries[value].gradient for place, value in enumerate(values)}
+    return {place: gradient for place, gradient in found.items() if gradient >= 0}
+
+
+def _waiting(segment: Segment, store: Store) -> set[int]:
+    """Return the places of inputs whose gradients are for W to add."""
+    made = made_by(segment, store, Kind.WEIGHT_GRADIENT)
+    return {place for place, gradient in enumerate(made) if gradient >= 0}
+
+
+def _live(edges: Sequence[Any], gradients: Sequence[Tensor | None]) -> tuple[list[Any], list[Any]]:
+    """Return the edges that gradients flow into, with these."""
+    pairs = zip(edges, gradients, strict=True)
+    live = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
+    return [edge for edge, _ in live], [gradient for _, gradient in live]
 
 
 def _weights(kept: list[Any], add: Add) -> Action:
@@ -93,8 +101,7 @@ def _adder(segment: Segment, store: Store, microbatch: int) -> Add:
     values = store.program.values
     slots = {
         place: (store.slot(gradient, microbatch), DTYPES[values[gradient].dtype])
-        for place, value in enumerate(segment.inputs)
-        if (gradient := values[value].gradient) >= 0
+        for place, gradient in gradients_of(store, segment.inputs).items()
     }
 
     def add(gradients: Iterable[tuple[int, Tensor]]) -> None:

@@ -12,6 +12,7 @@ import itertools
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from shardwright.runtime.agreement import from_first, rank, together, world_size
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.manifest import LATEST, MANIFEST, REPLACED
+from shardwright.runtime.parameters import Master
 from shardwright.runtime.scaling import LossScaler
 from shardwright.runtime.scratch import claim, release, sweep, unclaim
 from shardwright.runtime.state import (
@@ -49,7 +51,7 @@ from shardwright.runtime.state import (
     terms,
 )
 from shardwright.runtime.tables import Box, Group, Manifest, TensorTable
-from shardwright.runtime.tensorfile import Outline, in_file_order, reading, write
+from shardwright.runtime.tensorfile import Outline, Stored, in_file_order, reading, write
 from shardwright.runtime.validity import misfit
 
 PARTIAL = "step-*.tmp-*"  # as ``save`` names what is not whole yet
@@ -127,15 +129,11 @@ def _write_part(
 ) -> Part:
     """Write this rank's file."""
     boxes, values = optimizer_state(machine, optimizer)
-    held = [box for box in (*lasting(machine), *every_state(machine), *boxes) if box.is_writer]
-    if rank() == 0:
-        for key, tensor in (*idle_tensors(machine).items(), *extra.items()):
-            shape = tuple(tensor.shape)
-            held.append(Held(key, tensor, (0,) * len(shape), shape, True))
     named: dict[str, Held] = {}
-    for box in held:  # a flat shard is several boxes of one key
-        number = next(n for n in itertools.count() if _named(box.key, n) not in named)
-        named[_named(box.key, number)] = box
+    for box in (*lasting(machine), *every_state(machine), *boxes, *_alone(machine, extra)):
+        if box.is_writer:  # a flat shard is several boxes of one key
+            number = next(n for n in itertools.count() if _named(box.key, n) not in named)
+            named[_named(box.key, number)] = box
     outlines = in_file_order(
         Outline(name, box.local.dtype, tuple(box.local.shape)) for name, box in named.items()
     )
@@ -149,6 +147,13 @@ def _write_part(
         for name, box in named.items()
     )  # fmt: skip
     return Part(file, written, listed, values, parameter_groups(machine, optimizer))
+
+
+def _alone(machine: Machine, extra: Mapping[str, Tensor]) -> Iterator[Held]:
+    """Yield what lies on no mesh, and the first rank writes."""
+    for key, tensor in (*idle_tensors(machine).items(), *extra.items()):
+        shape = tuple(tensor.shape)
+        yield Held(key, tensor, (0,) * len(shape), shape, rank() == 0)
 
 
 def _named(key: str, number: int) -> str:
@@ -275,11 +280,7 @@ def _load_states(
     So what is still owed to a parameter is the same, whatever is owed by whom. Where nothing was kept,
     nothing is owed.
     """
-    saved: dict[str, int] = {}
-    for key in content.tensors:
-        kind, _, rest = key.partition("/")
-        if kind == role:
-            saved[rest.partition("/")[2]] = saved.get(rest.partition("/")[2], 0) + 1
+    saved = _saved_terms(content, role)
     here = terms(machine, role)
     if saved != here and saved and rank() == 0:
         counts = sorted({(saved.get(name, 0), here.get(name, 0)) for name in {*saved, *here}})
@@ -336,6 +337,12 @@ def _are_alike(here: Any, saved: Any) -> bool:
     return True
 
 
+def _saved_terms(content: Manifest, role: ValueRole) -> dict[str, int]:
+    """Return how many terms of each parameter's states were saved."""
+    keys = [key for key in content.tensors if key.startswith(f"{role}/")]
+    return dict(Counter(key.split("/", 2)[-1] for key in keys))
+
+
 def _load_optimizer(
     machine: Machine, optimizer: torch.optim.Optimizer, directory: Path, content: Manifest
 ) -> None:
@@ -353,19 +360,24 @@ def _load_optimizer(
             optimizer.state[parameter][entry] = book.lively(content.values[key], {})
             continue
         stored = book.stored(directory, content, key)
-        value = masters[name].value
-        spec = machine.captured.graph.tensors[machine.program.values[value].tensor]
-        with reading() as reader:
-            if stored.shape == tuple(spec.shape):
-                local = torch.zeros_like(parameter, dtype=stored.dtype, requires_grad=False)
-                for held in boxes_of(machine, value, key, local):
-                    reader.read(stored, held.start, held.local)
-            else:
-                local = reader.whole(stored)
-                group = group_of.get(id(parameter), {})
-                if group.get("fused") or group.get("capturable"):
-                    local = local.to(parameter.device)
-        optimizer.state[parameter][entry] = local
+        group = group_of.get(id(parameter), {})
+        optimizer.state[parameter][entry] = _entry(machine, masters[name], group, key, stored)
+
+
+def _entry(
+    machine: Machine, master: Master, group: Mapping[str, Any], key: str, stored: Stored
+) -> Tensor:
+    """Read an entry of a parameter's state: its shard where it is as large as the parameter."""
+    spec = machine.captured.graph.tensors[machine.program.values[master.value].tensor]
+    with reading() as reader:
+        if stored.shape == tuple(spec.shape):
+            local = torch.zeros_like(master.parameter, dtype=stored.dtype, requires_grad=False)
+            for held in boxes_of(machine, master.value, key, local):
+                reader.read(stored, held.start, held.local)
+            return local
+        local = reader.whole(stored)
+        stays = not (group.get("fused") or group.get("capturable"))
+        return local if stays else local.to(master.parameter.device)
 
 
 def load_into_module(root: str | Path, module: nn.Module) -> int:

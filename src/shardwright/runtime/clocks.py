@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from shardwright.runtime.agreement import gathered
+
 # The quickest of these is hardly delayed; its error is at most half the way there and back.
 QUESTIONS = 16
 
@@ -33,8 +35,7 @@ def clock_offset(
     """Return the seconds to add to this rank's clock to have rank 0's (a collective call)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0.0
-    machines: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, machine or machine_id())
+    machines = gathered(machine or machine_id())
     rank, offset = dist.get_rank(), 0.0
     for other, place in enumerate(machines):
         if place == machines[0]:

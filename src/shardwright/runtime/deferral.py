@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from shardwright.runtime.engine import edge_of, run_backward
+from shardwright.runtime.engine import by_place, edge_of, run_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ class Later:
         """Return the gradients of its parameters, by place."""
         with _there(self.parameters):
             found = run_backward(self.edges, self.gradients, self.parameters)
-        pairs = zip(self.places, found, strict=True)
-        return [(place, gradient) for place, gradient in pairs if gradient is not None]
+        return by_place(self.places, found)
 
 
 @contextmanager

@@ -36,3 +36,9 @@ def run_backward(
     return engine.run_backward(  # type: ignore[no-any-return]
         tuple(edges), tuple(gradients), keeps, False, tuple(leaves), True, accumulate_grad=False
     )
+
+
+def by_place(places: Sequence[int], gradients: Sequence[Tensor | None]) -> list[tuple[int, Tensor]]:
+    """Return the gradients that there are, each with its place."""
+    pairs = zip(places, gradients, strict=True)
+    return [(place, gradient) for place, gradient in pairs if gradient is not None]

@@ -32,7 +32,7 @@ def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[i
         if kind in (Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE):
             continue
         touch = compiler.touch(index)
-        causes[index] = {last[slot] for slot in touch.reads if slot in last}
+        causes[index] = {last[slot] for slot in last.keys() & set(touch.reads)}
         message = (int(program.item[index]), int(program.microbatch[index]))
         if kind == Kind.RECEIVE:
             causes[index].add(sent[message])

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program, Segment
 from shardwright.runtime import halos, messages, pairing
 from shardwright.runtime.again import Again, Run
-from shardwright.runtime.backward import backward, made_by
+from shardwright.runtime.backward import backward, gradients_of, made_by
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.deferral import Aside
 from shardwright.runtime.engine import edge_of
@@ -337,13 +337,9 @@ class Compiler:
             if fixed[place] is None
         ]
         rematerialised = [machine.store.slot(value, instance) for value in segment.rematerialised]
-        tracked = [
-            place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0
-        ]
+        tracked = list(gradients_of(machine.store, segment.inputs))
         results = [machine.store.slot(value, instance) for value in segment.outputs]
-        trained = [
-            place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0
-        ]
+        trained = list(gradients_of(machine.store, segment.outputs))
         is_random = any(node.target == "randomness" for node in module.graph.nodes)
         self.draws |= is_random
         roots = {machine.store.root(value) for value in segment.inputs}

@@ -118,7 +118,7 @@ class _Partners:
                 message = self.program.messages[int(self.program.item[index])]
                 if message.primitive not in LOCAL:
                     found = self._within(message, device)
-                    yield from ((one, index) for one in found if one >= 0 and one != device)
+                    yield from ((one, index) for one in found if one != device)
             case _:
                 pass
 
@@ -136,7 +136,7 @@ class _Partners:
         """Return the devices that take part in a message of a mesh, and the one asked about."""
         mesh = self.program.meshes[message.mesh]
         if message.primitive in ("halo", "halo_sum"):
-            return neighbours(mesh, device, message.axes)
+            return tuple(one for one in neighbours(mesh, device, message.axes) if one >= 0)
         found = mesh.peers(device, message.axes)
         if not message.pairs:
             return found

@@ -92,6 +92,21 @@ def is_flat(value: Value) -> bool:
     return FLAT in value.layout
 
 
+def _updated(here: Mapping[int, Value]) -> dict[int, Value]:
+    """Return what an optimizer updates: masters, and parameters at rest that have none."""
+    separate = {value.tensor for value in here.values() if value.role == "master"}
+    rest = {
+        index: value
+        for index, value in here.items()
+        if value.role == "parameter" and value.resident and value.alias < 0
+    }
+    return {
+        index: value
+        for index, value in here.items()
+        if value.role == "master" or (index in rest and value.tensor not in separate)
+    }
+
+
 def is_whole(value: Value) -> bool:
     """Whether a shard is the whole tensor."""
     return not any(is_split(placement) for placement in value.layout)
@@ -158,23 +173,27 @@ class Parameters:
         self._whole: dict[tuple[int, torch.device], Tensor] = {}
         self._deferred = deferred_of(module)
         self._later: dict[str, list[int]] = {}
-        here = [index for index, value in enumerate(program.values) if value.mesh in sites]
-        for index in here:
-            value = program.values[index]
-            if value.role == "buffer":
-                self._place_buffer(index, value)
-            elif value.role in STATES:
-                self._place_state(index, value)
-            elif value.role == "master" or (value.role == "parameter" and value.alias < 0):
-                self._place_parameter(index, value)
-        self._make_deferred()
-        for index in here:
-            value = program.values[index]
+        here = {index: value for index, value in enumerate(program.values) if value.mesh in sites}
+        aliases: dict[int, Value] = {}
+        for index, value in here.items():
             if value.role == "parameter" and value.alias >= 0:
-                self._place_alias(index, value)
+                aliases[index] = value
+            else:
+                self._place(index, value)
+        self._make_deferred()
+        for index, value in aliases.items():
+            self._place_alias(index, value)
         self._find_masters(here)
 
     # -- placing -------------------------------------------------------------------------------
+
+    def _place(self, index: int, value: Value) -> None:
+        if value.role == "buffer":
+            self._place_buffer(index, value)
+        elif value.role in STATES:
+            self._place_state(index, value)
+        elif value.role in ("master", "parameter"):
+            self._place_parameter(index, value)
 
     def _place_parameter(self, index: int, value: Value) -> None:
         spec = self.captured.graph.tensors[value.tensor]
@@ -290,26 +309,22 @@ class Parameters:
             {n: p.detach().to("meta") for n, p in self.module.named_parameters() if n in used},
         )
 
-    def _find_masters(self, here: list[int]) -> None:
-        values, tensors = self.program.values, self.captured.graph.tensors
-        separate = {values[index].tensor for index in here if values[index].role == "master"}
-        for index in here:
-            value = values[index]
-            is_rest = value.role == "parameter" and value.resident and value.alias < 0
-            is_master = value.role == "master" or (is_rest and value.tensor not in separate)
-            if is_master and tensors[value.tensor].needs_gradient:
-                parameter = self.leaf[index]
-                if not isinstance(parameter, nn.Parameter) or value.gradient < 0:
-                    raise InputError(f"parameter {tensors[value.tensor].name!r} has no gradient")
-                name = tensors[value.tensor].name
-                parameter = (
-                    self._lent.master(name, value.mesh)
-                    if self._lent
-                    else self._as_in_module(parameter, value.tensor)
-                )
-                self.masters.append(
-                    Master(name=name, value=index, gradient=value.gradient, parameter=parameter)
-                )
+    def _find_masters(self, here: Mapping[int, Value]) -> None:
+        for index, value in _updated(here).items():
+            spec = self.captured.graph.tensors[value.tensor]
+            if not spec.needs_gradient:
+                continue
+            parameter = self.leaf[index]
+            if not isinstance(parameter, nn.Parameter) or value.gradient < 0:
+                raise InputError(f"parameter {spec.name!r} has no gradient")
+            parameter = (
+                self._lent.master(spec.name, value.mesh)
+                if self._lent
+                else self._as_in_module(parameter, value.tensor)
+            )
+            self.masters.append(
+                Master(name=spec.name, value=index, gradient=value.gradient, parameter=parameter)
+            )
 
     def _as_in_module(self, parameter: nn.Parameter, tensor: int) -> nn.Parameter:
         """Return a shard with as many dims as the module's parameter, for optimizers that look:

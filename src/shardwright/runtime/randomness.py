@@ -138,11 +138,11 @@ def is_random(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
     schema = target._schema  # type: ignore[attr-defined]
-    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    names = [argument.name for argument in schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
     if given.get("train") is False or given.get("training") is False:
         return False
-    named = {argument.name for argument in schema.arguments}
-    rates = [given.get(name, 0.0) for name in ("p", "dropout_p", "dropout") if name in named]
+    rates = [given.get(name, 0.0) for name in ("p", "dropout_p", "dropout") if name in names]
     return not (is_dropout(target) and rates and all(rate == 0.0 for rate in rates))
 
 

@@ -7,6 +7,7 @@ vocabulary shard, seeds of random operators), so that running it is plain PyTorc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -119,7 +120,7 @@ class _Builder:
         for value in segment.inputs:
             self.nodes[value] = self._running(value) or self.nodes[value]
         deferred = segment.deferred if self.mode.aside is not None else ()
-        self.place = {value: place for place, value in enumerate(segment.inputs)}
+        self.place = dict(zip(segment.inputs, itertools.count(), strict=False))
         for number, call in enumerate(segment.calls):
             operator = self.captured.graph.operators[call.operator]
             if operator.outputs or (self.mode.writes and self.mode.training):
@@ -143,7 +144,7 @@ class _Builder:
         operands: list[Any] = [self._node(value) for value in call.operands]
         given: list[Any] = []
         if is_deferred:
-            given, operands = operands, [Slot(place) for place in range(len(operands))]
+            given, operands = operands, list(map(Slot, range(len(operands))))
         else:
             for position in silent:
                 operands[position] = self.graph.call_function(_silent, (operands[position],))

@@ -65,6 +65,11 @@ class Stored:
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
+    @property
+    def keys(self) -> str:
+        """What it is called in its files, for complaints."""
+        return ", ".join(sorted({piece.key for piece in self.pieces})) or "a tensor"
+
 
 def seen_in(stored: Stored, shape: Sequence[int]) -> Stored:
     """Return a tensor stored in one piece as if it had been stored in another shape."""
@@ -171,9 +176,8 @@ class Reader:
         """Fill ``out`` with the box of a stored tensor that begins at ``start``, converting its
         dtype where that differs. Raises CheckpointError where it may not be (``convertible``)."""
         if not convertible(stored.dtype, out.dtype) or len(stored.shape) != out.dim():
-            keys = ", ".join(sorted({piece.key for piece in stored.pieces})) or "a tensor"
             raise CheckpointError(
-                f"values must stay what they are, but {keys} is {stored.dtype} with "
+                f"values must stay what they are, but {stored.keys} is {stored.dtype} with "
                 f"{len(stored.shape)} dims, and {out.dtype} with {out.dim()} is wanted; build the "
                 "model that was saved, or convert the file"
             )
@@ -192,9 +196,8 @@ class Reader:
             target.copy_(part)
             found += part.numel()
         if found != out.numel():
-            keys = ", ".join(sorted({piece.key for piece in stored.pieces})) or "a tensor"
             raise CheckpointError(
-                f"the pieces of a tensor must cover it once, but those of {keys} give {found} of "
+                f"the pieces of a tensor must cover it once, but those of {stored.keys} give {found} of "
                 f"{out.numel()} elements; load another checkpoint"
             )
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from shardwright.core.timeline import Timeline
+from shardwright.runtime.agreement import gathered
 from shardwright.runtime.clocks import Ticks, clock_offset, ticks_of
 from shardwright.runtime.collectives import alone_after_waiting
 from shardwright.runtime.interpreter import Compiled, Machine
@@ -232,11 +233,7 @@ def _device(machine: Machine) -> torch.device:
 
 def _gather(machine: Machine, mine: Noted, *, meets_at_update: bool) -> Timeline:
     """Put the ranks' measurements together."""
-    everyone: list[Any] = [(machine.device, mine)]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (machine.device, mine))
-    noted: dict[int, Noted] = dict(everyone)
+    noted = dict(gathered((machine.device, mine)))
     together = zip(*(one.laps for one in noted.values()), strict=True)
     took = [max(lap.seconds for lap in laps) for laps in together]
     middle = sorted(range(len(took)), key=took.__getitem__)[len(took) // 2]

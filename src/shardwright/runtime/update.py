@@ -194,9 +194,9 @@ def clip(
     """
     data, owned = machine.store.data, machine.store.owned
     device = next(iter(machine.sites.values())).device
-    found = [data[slot] for slot, counts in pairs if counts and data[slot] is not None]
+    found = [g for slot, counts in pairs if counts and (g := data[slot]) is not None]
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for norm in torch._foreach_norm([g for g in found if g is not None]) if found else []:
+    for norm in torch._foreach_norm(found) if found else []:
         square += norm.double().square()
     norm = add_up(square).wait().sqrt()
     factor = max_norm / (norm + 1e-6)

@@ -102,28 +102,38 @@ def _check_groups(manifest: Manifest) -> None:
     for name in members:
         if name not in manifest.module:
             raise ValueError(f"an optimizer group has {name[:200]!r}, which the module lacks")
-    known = set(members)
+    lacks = "which the module lacks", set(manifest.module)
+    homes = dict.fromkeys(STATES, lacks) | {
+        "optimizer": ("that is in no optimizer group", set(members))
+    }
     for key in (*manifest.tensors, *manifest.values):
         kind, _, rest = key.partition("/")
-        if kind in STATES and rest.partition("/")[2] not in manifest.module:
-            raise ValueError(f"{key[:200]!r} is of a parameter which the module lacks")
-        if kind == "optimizer" and rest.partition("/")[2] not in known:
-            raise ValueError(f"{key[:200]!r} is of a parameter that is in no optimizer group")
+        if kind in homes:
+            fault, known = homes[kind]
+            if rest.partition("/")[2] not in known:
+                raise ValueError(f"{key[:200]!r} is of a parameter {fault}")
         if key in manifest.values and kind != "optimizer":
             raise ValueError(f"{key[:200]!r} is no value of an optimizer")
 
 
-def misfit(directory: Path, manifest: Manifest, files: Iterable[str]) -> str:
-    """Return the first of some files whose tensors are not those that the manifest lists, with the
-    reason; "" where all are. Reads their headers only."""
+def _listed(
+    manifest: Manifest, files: Iterable[str]
+) -> dict[str, dict[str, tuple[torch.dtype, list[int]]]]:
+    """Return dtype and size of every tensor that should be in some files, by name."""
     listed: dict[str, dict[str, tuple[torch.dtype, list[int]]]] = {name: {} for name in files}
     for key, table in manifest.tensors.items():
         for box in table.pieces:
             if box.file in listed:
                 about = (STORED_DTYPES[table.dtype], box.size)
                 listed[box.file][box.name or key] = about
+    return listed
+
+
+def misfit(directory: Path, manifest: Manifest, files: Iterable[str]) -> str:
+    """Return the first of some files whose tensors are not those that the manifest lists, with the
+    reason; "" where all are. Reads their headers only."""
     with reading() as reader:
-        for name, wanted in listed.items():
+        for name, wanted in _listed(manifest, files).items():
             try:
                 found = reader.outlines(directory / name)
             except CheckpointError as error:

@@ -145,9 +145,9 @@ def _matched(
         if table.persistent and table.key not in chosen
     ]
     if lines:
-        listed = "\n".join(f"  {line}" for line in lines)
+        listed = "\n  ".join(lines)
         raise CheckpointError(
-            f"weights must fit the model, but {path} differs in {len(lines)} places:\n{listed}\n"
+            f"weights must fit the model, but {path} differs in {len(lines)} places:\n  {listed}\n"
             "export the weights of this model, or rename the tensors"
         )
     return chosen

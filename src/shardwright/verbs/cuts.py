@@ -21,6 +21,8 @@ from shardwright.verbs.rules import calls
 SHAPES = 4  # random ones per example
 MOST_HYPOTHESES = 200  # per size, and per example
 MOST_TERMS = 4  # to be tried as counted once
+# How a tensor and its gradient lie where it is not cut: copies whose gradients are terms, or terms.
+COPIED, SUMMED = (REPLICATE, PARTIAL), (PARTIAL, REPLICATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,7 @@ def _ways(case: Case, dims: tuple[int, ...], count: int) -> Iterator[Axis]:
     sums = [result for result, dim in zip(case.results, dims[count:], strict=True) if dim < 0]
     if any(result.dtype.is_signed is False for result in sums):
         return
-    plain = Axis(
-        pieces=2,
-        inputs=tuple((dim, dim) if dim >= 0 else (REPLICATE, PARTIAL) for dim in dims[:count]),
-        outputs=tuple((dim, dim) if dim >= 0 else (PARTIAL, REPLICATE) for dim in dims[count:]),
-    )
+    plain = Axis(pieces=2, inputs=_ends(dims[:count], COPIED), outputs=_ends(dims[count:], SUMMED))
     yield plain
     if sums:
         yield replace(plain, scale=True)
@@ -128,20 +126,23 @@ def _passes(case: Case, axis: Axis, dims: tuple[int, ...], differ: Differ) -> bo
     return differ(case, [replace(axis, pieces=pieces)])[0] <= 1
 
 
+def _ends(dims: tuple[int, ...], whole: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return how tensors and their gradients lie that are cut along these dims, or lie ``whole``."""
+    return tuple((dim, dim) if dim >= 0 else whole for dim in dims)
+
+
 def _linear(cases: Sequence[Case], differ: Differ) -> tuple[int, ...]:
     """Return the inputs, as many as can be, through which a partial sum passes."""
-    floats = [at for at, is_float in enumerate(cases[0].differentiable) if is_float]
+    places = range(len(cases[0].tensors))
+    floats = list(itertools.compress(places, cases[0].differentiable))
     if not all(result.is_floating_point() for result in cases[0].results) or len(floats) > 6:
         return ()
     for size in range(len(floats), 0, -1):
         for chosen in itertools.combinations(floats, size):
             axis = Axis(
                 pieces=2,
-                inputs=tuple(
-                    (PARTIAL, REPLICATE) if at in chosen else (REPLICATE, PARTIAL)
-                    for at in range(len(cases[0].tensors))
-                ),
-                outputs=((PARTIAL, REPLICATE),) * len(cases[0].results),
+                inputs=tuple(SUMMED if at in chosen else COPIED for at in places),
+                outputs=(SUMMED,) * len(cases[0].results),
             )
             if all(differ(case, [axis])[0] <= 1 for case in cases):
                 return chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from shardwright.core.counts import read_count
@@ -67,6 +68,11 @@ class Inexpressible(Exception):
         self.detail = detail
 
 
+def mentions(text: str, words: Iterable[str]) -> bool:
+    """Whether a text has one of some words."""
+    return any(word in text for word in words)
+
+
 def is_no(text: str) -> bool:
     """Whether a cell says no; a blank one does."""
     return text.strip().lower() in ("", "no", "none", "false", "off", "0", "disabled", "n")
@@ -80,10 +86,10 @@ def is_yes(text: str) -> bool:
 def software_of(run: PublishedRun) -> str:
     """Name how a run's kernels were made: ``megatron`` (fused by hand), ``compiled`` or ``eager``."""
     name = run.framework.lower()
-    if any(word in name for word in MEGATRON):
+    if mentions(name, MEGATRON):
         return "megatron"
     is_compiled = not is_no(run.compile) and not run.compile.lower().startswith(("no", "eager"))
-    if is_compiled or (not run.compile and any(word in name for word in COMPILED)):
+    if is_compiled or (not run.compile and mentions(name, COMPILED)):
         return "compiled"
     return "eager"
 
@@ -91,10 +97,7 @@ def software_of(run: PublishedRun) -> str:
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     """Return the dimensions of a run's model; what is assumed is added to the list."""
     arch, made = run.arch.lower(), software_of(run)
-    if any(re.search(rf"\b{word}", arch) for word in OTHERS):
-        raise Inexpressible("not a decoder", run.arch)
-    if "mla" in arch or "latent" in arch:
-        raise Inexpressible("latent attention", "the columns do not tell its ranks")
+    _check_decoder(run)
     gated = _is_gated(run)
     width = _width(run, gated, assumed)
     vocab = _vocab(run, assumed)
@@ -124,7 +127,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         adapters=_rank(run, assumed),
         qk_norm=NORMED.search(f"{arch} {run.notes} {run.model}".lower()) is not None,
         stepwise=gated and is_eager and run.software_date < NORMS_SINCE,
-        grouped="triton" if made != "megatron" and run.software_date < GROUPED_SINCE else "cutlass",
+        grouped=_grouped(run, made),
         sorts=is_eager,
         dropout=_dropout(run, gated, assumed),
         loss=_loss(run),
@@ -137,10 +140,24 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     return shape
 
 
+def _check_decoder(run: PublishedRun) -> None:
+    """Refuse what is described as another sort of model."""
+    arch = run.arch.lower()
+    if re.search(rf"\b(?:{'|'.join(OTHERS)})", arch):
+        raise Inexpressible("not a decoder", run.arch)
+    if mentions(arch, ("mla", "latent")):
+        raise Inexpressible("latent attention", "the columns do not tell its ranks")
+
+
+def _grouped(run: PublishedRun, made: str) -> str:
+    is_older = run.software_date < GROUPED_SINCE
+    return "triton" if is_older and made != "megatron" else "cutlass"
+
+
 def _is_gated(run: PublishedRun) -> bool:
     """Whether the feed-forward layers have a gate: as printed, or as the family of the model has."""
     ffn = run.ffn_type.lower()
-    if any(word in ffn for word in ("glu", "silu", "gated")):
+    if mentions(ffn, ("glu", "silu", "gated")):
         return True
     is_named = bool(re.sub(r"\W*(?:dense|mlp|moe|mixture of experts)\W*", "", ffn))
     return not is_named and GATED.search(run.model.lower()) is not None
@@ -277,4 +294,4 @@ def _loss(run: PublishedRun) -> str:
     if software_of(run) == "megatron":
         is_older = "" < run.software_date < IN_PLACE_SINCE and "megatron" in name
         return "copied" if is_older else "in place"
-    return "in place" if any(one in name for one in FUSED_LOSSES) else "log_softmax"
+    return "in place" if mentions(name, FUSED_LOSSES) else "log_softmax"

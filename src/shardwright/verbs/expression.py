@@ -23,6 +23,7 @@ from shardwright.verbs.dimensions import (
     decoder_of,
     is_no,
     is_yes,
+    mentions,
     software_of,
 )
 
@@ -39,6 +40,17 @@ USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
 FINELY = ("nemo",)
 # Frameworks whose gradients of microbatches add up in the parameters' 16 bits unless asked otherwise.
 NARROW_SUMS = ("deepspeed", "nemo")
+# Words of precision and the planner's name, first come first served; "": what devices of the time had.
+PRECISIONS = (
+    (r"(?s)^(?=.*(?:fp8|float8)).*(?:row|mx|block)", "fp8-row"),
+    (r"fp8|float8", "fp8"),
+    (r"^\D*half\D*$", "float16"),
+    (r"^\D*$", ""),
+    (r"(?s)bf.*16|16.*bf", "bfloat16"),
+    (r"16", "float16"),
+    (r"32", "float32"),
+    (r"", "bfloat16"),
+)
 # Words of sharding and the ZeRO stage that they mean, first come first served.
 SHARDINGS = (
     (("no shard", "unsharded", "not sharded", "no fsdp"), 0),
@@ -147,7 +159,7 @@ def express(run: PublishedRun) -> Expression:
 
 def _names(run: PublishedRun, words: tuple[str, ...]) -> bool:
     """Whether a run's framework is one of some."""
-    return any(word in run.framework.lower() for word in words)
+    return mentions(run.framework.lower(), words)
 
 
 def _is_early_megatron(run: PublishedRun) -> bool:
@@ -195,15 +207,10 @@ def _precision(run: PublishedRun, assumed: list[str]) -> str:
     text = run.precision.lower()
     if re.search("fp4|int8|int4|tf32", text):
         raise Inexpressible("products of other formats", run.precision)
-    if re.search("fp8|float8", text):
-        return "fp8-row" if re.search("row|mx|block", text) else "fp8"
     if not text:
         assumed.append("bfloat16")
-    if not re.search(r"\d", text):
-        return "float16" if "half" in text or _lacks_bfloat16(run) else "bfloat16"
-    if "16" in text:
-        return "bfloat16" if "bf" in text else "float16"
-    return "float32" if "32" in text else "bfloat16"
+    usual = "float16" if _lacks_bfloat16(run) else "bfloat16"
+    return next(name for pattern, name in PRECISIONS if re.search(pattern, text)) or usual
 
 
 def _lacks_bfloat16(run: PublishedRun) -> bool:
@@ -218,7 +225,7 @@ def _share(text: str, per_stage: int) -> float | None:
     if is_yes(text) or re.search(r"uniform|(?:every|each|per|all) ?(?:1 )?layers?$", text):
         return 1.0
     if not re.search(r"\d|partial|every|half", text):
-        return 1.0 if any(word in text for word in WHOLE) else None
+        return 1.0 if mentions(text, WHOLE) else None
     if re.search(r"\bhalf\b|every (?:second|other)", text):
         return 0.5
     if part := re.search(r"(\d{1,9}) ?(?:of|/) ?(\d{1,9})", text):
@@ -268,10 +275,6 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     """Return the degrees of a run, once for every microbatch that is possible, and its batch."""
     data, tensor, stages, context, expert = _degrees(run)
     zero, group = _sharding(run, data)
-    if zero == 3 and stages > 1 and "fsdp" in run.sharding.lower():
-        # PyTorch's pipelines gather a stage's parameters once a step, not once a microbatch, and add
-        # gradients up whole until the last (torchtitan: ``reshard_after_forward=not pp_enabled``).
-        zero = 1
     if expert > 1 and group > 1:
         raise Inexpressible("experts beyond data", f"ep {expert} with ZeRO groups of {group}")
     counts, batch = _batches(run, data)
@@ -303,12 +306,13 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
 
 def _degrees(run: PublishedRun) -> tuple[int, int, int, int, int]:
     """Return the data, tensor, pipeline, context and expert degrees, which must make up the devices."""
-    tensor, stages, context, expert = run.tp or 1, run.pp or 1, run.cp or 1, run.ep or 1
+    tensor, stages, context, expert = (one or 1 for one in (run.tp, run.pp, run.cp, run.ep))
     data, left = divmod(run.gpus, tensor * stages * context)
-    if left or not data or (run.dp or data) != data:
+    named = run.dp or data
+    if left or not data or named != data:
         raise Inexpressible(
             "degrees and devices disagree",
-            f"tp {tensor} x pp {stages} x cp {context} x dp {run.dp or data} on {run.gpus}",
+            f"tp {tensor} x pp {stages} x cp {context} x dp {named} on {run.gpus}",
         )
     if data % expert or (run.experts or expert) % expert:
         raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
@@ -372,10 +376,14 @@ def _batches(run: PublishedRun, data: int) -> tuple[tuple[int, ...], int]:
 def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:
     """Return the ZeRO stage and the size of its groups (1: all data-parallel devices)."""
     text = re.sub(r"(?:no|without) (?:cpu )?offload\w*", "", run.sharding.lower())
-    if any(word in text for word in ON_HOST):
+    if mentions(text, ON_HOST):
         raise Inexpressible("states kept on the host", run.sharding)
     zero, group = _zero(text), _group(run, text)
-    if not zero or group in (0, 1) or group >= data:
+    if zero == 3 and (run.pp or 1) > 1 and "fsdp" in run.sharding.lower():
+        # PyTorch's pipelines gather a stage's parameters once a step, not once a microbatch, and add
+        # gradients up whole until the last (torchtitan: ``reshard_after_forward=not pp_enabled``).
+        zero = 1
+    if not zero or not 1 < group < data:
         return (0 if group == 1 else zero), 1
     if data % group:
         raise Inexpressible("batch does not divide", f"dp {data} in groups of {group}")
@@ -399,7 +407,7 @@ def _zero(text: str) -> int:
     if stage and "no zero" not in plain:
         return int(stage[1] or stage[2])
     for words, zero in SHARDINGS:
-        if any(one in plain for one in words):
+        if mentions(plain, words):
             return zero
     if is_no(text):
         return 0

@@ -26,7 +26,6 @@ from shardwright.planner.search import surroundings
 from shardwright.planner.simulate import simulate_on, with_input
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS
-from shardwright.planner.space.samples import State
 from shardwright.planner.space.seeds import data_dims
 from shardwright.report.story import OperatorRow, PlanStory, split_text
 
@@ -67,20 +66,12 @@ def axis_words(strategy: Strategy, graph: OperatorGraph) -> tuple[str, ...]:
     axes = strategy.meshes[strategy.configs[0].mesh if strategy.configs else 0].axes
     uses: list[set[str]] = [set() for _ in axes]
     for index, config in enumerate(strategy.configs):
-        weights = {
-            name
-            for tensor, names in zip(
-                graph.operators[index].inputs, iterations[index].inputs, strict=True
-            )
-            if samples.state[tensor] is State.FREE and graph.tensors[tensor].needs_gradient
-            for name in names
-        }
+        words = {PLUS: "", by_samples[index]: "samples", "": ""}
+        for position in samples.weights(graph, index):
+            words = dict.fromkeys(iterations[index].inputs[position], "weights") | words
         for found, name in zip(uses, config.dims, strict=True):
-            if name and name == by_samples[index]:
-                found.add("samples")
-            elif name not in ("", PLUS):
-                found.add("weights" if name in weights else "activations")
-    return tuple(", ".join(sorted(found, reverse=True)) or "nothing split" for found in uses)
+            found.add(words.get(name, "activations"))
+    return tuple(", ".join(sorted(found - {""}, reverse=True)) or "nothing split" for found in uses)
 
 
 def _beside(
@@ -152,7 +143,9 @@ def _row(
 
 
 def spread_of(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> float:
-    """Return the half-width of a plan's predicted step time."""
+    """Return the half-width of a plan's step time: as measured, else as predicted."""
+    if plan.measured:
+        return plan.measured.spread_seconds
     _, prices, timeline = _simulated(plan, graph, cluster, table)
     return half_width(prices, timeline.critical)
 

@@ -16,6 +16,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.lower import lower
 from shardwright.planner.search import Context, Surroundings, surroundings
+from shardwright.verbs.dimensions import mentions
 
 Kind = Literal["allocated", "reserved", "device"]
 
@@ -50,11 +51,11 @@ class Predicted:
 def reading_of(run: PublishedRun) -> Reading:
     """Return how a run's memory was read; ``nvidia-smi`` shows the host that it is run on."""
     text, framework, sharding = run.mem_kind.lower(), run.framework.lower(), run.sharding.lower()
-    is_smi = any(word in text for word in ("smi", "driver", "device"))
+    is_smi = mentions(text, ("smi", "driver", "device"))
     kind: Kind = "reserved" if "reserved" in text or "cached" in text else "allocated"
     buckets = "deepspeed" in framework and re.search(r"zero[- ]?[12]", sharding)
     where = "last" if "last" in text else "fullest"
-    if is_smi and not any(word in text for word in ("max", "worst", "full")):
+    if is_smi and not mentions(text, ("max", "worst", "full")):
         where = "first host"
     return Reading(
         kind="device" if is_smi else kind,
@@ -72,13 +73,9 @@ def read(
 ) -> Predicted:
     """Read the memory of a strategy whose tensors take so many bytes, stage by stage."""
     cluster, made = context.cluster, tensors
-    if reading.keeps_scores and strategy.pipeline.num_microbatches > 1:
-        tensors = (*tensors[:-1], tensors[-1] + _score_bytes(context, strategy))
+    tensors = (*made[:-1], made[-1] + _score_bytes(reading, context, strategy))
     shown = _shown(reading, context, strategy)
-    limits = [
-        min(cluster.kind_of(device).memory_bytes for device in mesh.devices)
-        for mesh in strategy.meshes
-    ]
+    limits = [cluster.memory_of(mesh.devices) for mesh in strategy.meshes]
     asked = set(shown) if reading.kind != "allocated" else set[int]()
     # Tensors are most on the fullest stage; the last has those of the loss, which leave most slack.
     asked |= {
@@ -123,8 +120,10 @@ def _beside(reading: Reading, found: Surroundings) -> float:
     return found.slack if reading.kind == "reserved" else found.total
 
 
-def _score_bytes(context: Context, strategy: Strategy) -> float:
-    """Return the bytes of a microbatch's scores, before the loss, on a device that has them."""
+def _score_bytes(reading: Reading, context: Context, strategy: Strategy) -> float:
+    """Return the bytes of a microbatch's scores, before the loss, on a device that keeps them."""
+    if not reading.keeps_scores or strategy.pipeline.num_microbatches == 1:
+        return 0.0
     graph = context.graph
     losses = [
         (one, config)

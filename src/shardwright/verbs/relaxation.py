@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
+from shardwright.core.counts import GIB
 from shardwright.core.explanation import Relaxation
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.legality import divisors
@@ -30,7 +31,6 @@ from shardwright.verbs.subject import Batch, captured_for, own_batch_size, train
 if TYPE_CHECKING:
     from torch import nn
 
-GIB = 2**30
 # Devices are tried so many times as many, sequences down to so few tokens.
 TIMES, SHORTEST = (2, 4, 8, 16), 16
 
@@ -142,11 +142,10 @@ def _memory(question: Question, watch: Watch) -> Relaxation | None:
         plan.predicted.peak_bytes,
         room(cluster, Limits(memory_bytes=request.memory_bytes)),
     )
-    device = min(cluster.kind_of(d).memory_bytes for d in range(cluster.num_devices))
     scale, unit = (GIB, "GiB") if needed >= GIB else (2**10, "KiB")
     option = f'--memory-limit "{math.ceil(needed / scale * 1000) / 1000:.10g} {unit}"'
     what = f"{bytes_text(needed)} per device instead of {bytes_text(limit)}"
-    return _said(what, option if needed <= device else "", plan)
+    return _said(what, option if needed <= cluster.least_memory else "", plan)
 
 
 def _deadline(question: Question, watch: Watch) -> Relaxation | None:

@@ -25,8 +25,7 @@ from shardwright.verbs.options import FINITE, check_options, check_word, option
 
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
-# What chains may take where nothing was said.
-MCMC_SECONDS = 60.0
+MCMC_SECONDS = 60.0  # what chains may take where nothing was said
 LARGEST_BATCH = 2**31
 MOST_STALENESS = 63  # updates that a gradient is late
 
@@ -237,18 +236,21 @@ class Request:
                 "asynchronous pipelines are allowed to a search; leave out --allow-staleness with --seed-plan and "
                 "with the method mcmc, or name one: --seed-plan spectrain-v2"
             )
-        budgets = [value for value in (self.seconds, self.proposals) if value is not None]
         if self.method == "mcmc":
-            if self.seed_plan or self.mode != "min-time" or self.deadline_seconds < math.inf:
-                raise InputError(
-                    "Markov chains look for the fastest plan; leave out seed plan, mode and deadline"
-                )
-            if len(budgets) > 1 or not all(0 < value < math.inf for value in budgets):
-                raise InputError("give the chains either seconds or proposals, more than 0")
+            self._check_chains()
         elif self.proposals is not None:
             raise InputError("the exact search ends by itself; proposals are for the method mcmc")
         elif self.seconds is not None and not 0 < self.seconds < math.inf:
             raise InputError(f"the seconds to plan in must be more than 0, not {self.seconds}")
+
+    def _check_chains(self) -> None:
+        budgets = [value for value in (self.seconds, self.proposals) if value is not None]
+        if self.seed_plan or self.mode != "min-time" or self.deadline_seconds < math.inf:
+            raise InputError(
+                "Markov chains look for the fastest plan; leave out seed plan, mode and deadline"
+            )
+        if len(budgets) > 1 or not all(0 < value < math.inf for value in budgets):
+            raise InputError("give the chains either seconds or proposals, more than 0")
 
     @property
     def deadline_seconds(self) -> float:

@@ -151,10 +151,9 @@ def splits(
     """
     if case.is_random:
         return
-    counts = {dim.name: _counts(dim, case) for dim in iteration.dims}
+    counts = {dim.name: found for dim in iteration.dims if (found := _counts(dim, case))}
     if iteration.linear and all(case.tensors[at].is_floating_point() for at in iteration.linear):
         counts[PLUS] = [2]
-    counts = {name: found for name, found in counts.items() if found}
     for name, found in counts.items():
         for pieces in found:
             yield ((name, pieces),)

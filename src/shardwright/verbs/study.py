@@ -80,16 +80,20 @@ def study(
     size = batch_size(graph, find_samples(graph))
     machine = with_loader(machine, request.loader, size, watch)
     measures = is_local and request.measure != "never"
-    machine, num_links = _with_links(machine, watch) if measures else (machine, 0)
+    num_links, share = 0, 1.0
+    if measures:
+        (machine, num_links), share = _with_links(machine, watch), 0.5
+    else:
+        given = _with_known(given, machine, request)
     solver = _Solver(graph, machine, request, limits, watch)
-    solver.share = 0.5 if measures else 1.0
+    solver.share = share
     question = Question(
         model=model,
         batch=batch,
         graph=graph,
         cluster=machine,
         is_local=is_local,
-        costs=given if measures else _with_known(given, machine, request),
+        costs=given,
         request=request,
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver, bench)
@@ -99,29 +103,31 @@ def study(
         frontier, more = _after_trials(entry, question, captured, watch, solver)
         costs, num_shards = solver.last.context.table, num_shards + more
     watch.tell("estimating uncertainty", 1.0)
-    spreads = tuple(
-        one.measured.spread_seconds if one.measured else spread_of(one, graph, machine, costs)
-        for one in frontier.plans
-    )
+
     return Study(
         graph=graph,
         cluster=machine,
         costs=costs,
         frontier=frontier,
-        origin=Origin(
-            model=model if isinstance(model, str) else "",
-            seq=request.seq,
-            optimizer=request.optimizer,
-            memory_limit=request.memory_bytes,
-            unruled=list(coverage(graph).replicated),
-            factors=dict(costs.factors),
-        ),
-        spreads=spreads,
+        origin=_origin(question, costs),
+        spreads=tuple(spread_of(one, graph, machine, costs) for one in frontier.plans),
         curve=solver.points,
-        plain=solver.last.plain if solver.last else (),
+        plain=solver.plain,
         num_measured=num_links + num_shards,
         is_complete=not (watch if request.method == "exact" else asked).stop(),
         notes=(*notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
+    )
+
+
+def _origin(question: Question, costs: CostTable) -> Origin:
+    model, request = question.model, question.request
+    return Origin(
+        model=model if isinstance(model, str) else "",
+        seq=request.seq,
+        optimizer=request.optimizer,
+        memory_limit=request.memory_bytes,
+        unruled=list(coverage(question.graph).replicated),
+        factors=dict(costs.factors),
     )
 
 
@@ -185,6 +191,11 @@ class _Solver:
         self.watch, self.share = watch, 1.0  # of the seconds left that chains walk in
         self.last: Survey | None = None
         self.points: tuple[Plan, ...] = ()
+
+    @property
+    def plain(self) -> tuple[Plan, ...]:
+        """Plain data parallelism, where a search looked at it."""
+        return self.last.plain if self.last else ()
 
     def __call__(self, costs: CostTable) -> Frontier:
         request, facts = self.request, (self.graph, self.machine, costs)

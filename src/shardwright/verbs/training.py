@@ -193,28 +193,28 @@ def _tokens(example: dict[str, Any], batch_size: int) -> float:
     return float(batch_size * first.shape[1]) if is_text else 0.0
 
 
-def _last(events: list[dict[str, float]], name: str) -> float | None:
-    """Return the last number of a name, None where there is none."""
-    return next((event[name] for event in reversed(events) if name in event), None)
+def _all(events: list[dict[str, float]], name: str) -> list[float]:
+    """Return the numbers of a name."""
+    return [event[name] for event in events if name in event]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values[WARM_STEPS:] or values or [0.0])
+def _warm(values: Sequence[float]) -> Sequence[float]:
+    """Return what was measured after the first steps, of few steps all."""
+    return values[WARM_STEPS:] or values or [0.0]
 
 
 def _outcome(ends: list[LoopEnd], events: list[dict[str, float]]) -> Outcome:
-    end, times = ends[0], [event["seconds"] for event in events]
+    end = ends[0]
     # Who waits for input makes the others wait in the step: the wait of a step is that of who waits longest.
-    waited = max(_mean(one.waits) for one in ends)
-    typical = statistics.median(times[WARM_STEPS:] or times or [0.0])
-    typical = max(0.0, typical - (waited - _mean(end.waits)))
+    waits = [statistics.fmean(_warm(one.waits)) for one in ends]
+    waited = max(waits)
+    typical = statistics.median(_warm(_all(events, "seconds")))
+    typical = max(0.0, typical - (waited - waits[0]))
     tokens = events[0]["tokens"] if events else 0.0
     timeline = end.timeline
     run = TrainingRun(
-        losses=tuple(event["loss"] for event in events),
-        gradient_norms=tuple(
-            event["gradient_norm"] for event in events if "gradient_norm" in event
-        ),
+        losses=tuple(_all(events, "loss")),
+        gradient_norms=tuple(_all(events, "gradient_norm")),
         first_step=end.first_step,
         step_seconds=typical,
         tokens_per_second=tokens / typical if typical else 0.0,
@@ -225,7 +225,7 @@ def _outcome(ends: list[LoopEnd], events: list[dict[str, float]]) -> Outcome:
         signal=end.signal,
         input_seconds=waited,
         notes=end.notes,
-        noise_scale=_last(events, "noise_scale"),
+        noise_scale=next(reversed(_all(events, "noise_scale")), None),
         forecasts=tuple(
             ForecastError(
                 step=int(event["forecast_step"]),

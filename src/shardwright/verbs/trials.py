@@ -91,14 +91,14 @@ def tried(
     shelf = Shelf.of(survey, entry.optimizer, entry.environment)
     known = {} if entry.is_afresh else shelf.read(survey)
     if known and not survey.context.table.factors:
-        shelf.write({}, _fitted(survey, known))
+        shelf.write({}, fitted(survey, known))
         survey = again()
-    left = entry.count - len([one for one in known if not _is_plain(survey, one)])
+    left = entry.count - _num_tried(survey, known)
     for number in range(ROUNDS):
         wanted = _wanted(survey, known, left)
         if not wanted or watch.stop():
             break
-        left -= len([plan for plan in wanted if not _is_plain(survey, plan.strategy)])
+        left -= _num_tried(survey, [plan.strategy for plan in wanted])
         before = [survey.plan(_fastest(known))] if known else []
         plans = runnable(survey, [*survey.plain[:1], *before, *wanted])
         text = f"round {number + 1}, {len(plans)} plans"
@@ -106,9 +106,9 @@ def tried(
             laps = run_trial(plans, entry, _following(watch, text))
         except Stopped:
             break
-        ran = {plan.strategy: as_measured(lap) for plan, lap in zip(plans, laps, strict=True)}
+        ran = measured_of(plans, laps)
         known = {**_at_pace(known, ran, survey.plain[:1]), **ran}
-        shelf.write(known, _fitted(survey, known))
+        shelf.write(known, fitted(survey, known))
         watch.tell("planning with what was measured", 1.0)
         survey = again()
     return survey, with_measured(survey, known)
@@ -294,12 +294,17 @@ def with_measured(survey: Survey, known: Mapping[Strategy, Measured]) -> Frontie
     best = replace(best, reason=_reason(best, ran, plain))
     others = [plan for plan in ran if plan.strategy != best.strategy]
     others += [plan for plan in survey.frontier.plans if plan.strategy not in known]
+    kept = sorted(_beside(best, others), key=lambda plan: plan.objective)
+    return Frontier(plans=tuple(kept), chosen=kept.index(best))
+
+
+def _beside(best: Plan, others: Sequence[Plan]) -> list[Plan]:
+    """Return the best with those that need less than all that are faster, and than it."""
     kept = [best]
     for plan in sorted(others, key=lambda one: one.objective):
         if all(_is_less(plan, one) for one in kept):
             kept.append(plan)
-    kept.sort(key=lambda plan: plan.objective)
-    return Frontier(plans=tuple(kept), chosen=kept.index(best))
+    return kept
 
 
 def told_apart(one: Measured, other: Measured) -> bool:
@@ -387,6 +392,10 @@ def _is_plain(survey: Survey, strategy: Strategy) -> bool:
     return any(plan.strategy == strategy for plan in survey.plain[:1])
 
 
+def _num_tried(survey: Survey, strategies: Iterable[Strategy]) -> int:
+    return sum(not _is_plain(survey, one) for one in strategies)
+
+
 def runnable(survey: Survey, plans: Iterable[Plan]) -> list[Plan]:
     """Return different plans that may be in memory together, and whose steps are soon over; two of
     them whatever these take."""
@@ -411,9 +420,15 @@ def _following(watch: Watch, text: str) -> Watch:
     return replace(watch, step=step)
 
 
+def measured_of(plans: Sequence[Plan], laps: Sequence[Laps]) -> dict[Strategy, Measured]:
+    """Return what a race measured of each plan."""
+    return {plan.strategy: as_measured(lap) for plan, lap in zip(plans, laps, strict=True)}
+
+
 def as_measured(laps: Laps) -> Measured:
     return Measured(step_seconds=laps.seconds, spread_seconds=laps.spread, num_steps=laps.num_steps)
 
 
-def _fitted(survey: Survey, known: Mapping[Strategy, Measured]) -> CostTable:
+def fitted(survey: Survey, known: Mapping[Strategy, Measured]) -> CostTable:
+    """Return the costs of a survey with factors fitted to what was measured."""
     return refit(survey.context, {one: found.step_seconds for one, found in known.items()})

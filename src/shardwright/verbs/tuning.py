@@ -15,7 +15,7 @@ from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import read_plan_file, write_plan
-from shardwright.planner.search import Survey, best_of, refit, surveyed
+from shardwright.planner.search import Survey, best_of, surveyed
 from shardwright.verbs.evidence import costs_behind
 from shardwright.verbs.legality import check_plan
 from shardwright.verbs.subject import training_of
@@ -26,7 +26,8 @@ from shardwright.verbs.trials import (
     TURN_SECONDS,
     TURNS,
     Task,
-    as_measured,
+    fitted,
+    measured_of,
     prepare,
     race_plans,
     runnable,
@@ -94,8 +95,8 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
         )
     rules = Rules(turns=task.turns, steps=task.steps, budget_seconds=task.budget_seconds)
     laps = race_plans(ground, plans, task, rules)
-    known = {one.strategy: as_measured(lap) for one, lap in zip(plans, laps, strict=True)}
-    table = refit(survey.context, {one: found.step_seconds for one, found in known.items()})
+    known = measured_of(plans, laps)
+    table = fitted(survey, known)
     again = surveyed(facts[0], cluster, table, document.frontier, training_of(best.strategy))
     frontier = _tuned(again, document.frontier, known)
     path = Path(out or plan)

@@ -185,8 +185,8 @@ def _baseline(run: PublishedRun) -> float | None:
     except InputError:
         return None
     rates = dict(cluster.kinds[0].peak_flops)
-    eight = rates.get("float8") if "fp8" in run.precision.lower() else None
-    peak = eight or rates.get("bfloat16") or rates.get("float16") or max(rates.values())
+    usual = ["float8"] * ("fp8" in run.precision.lower()) + ["bfloat16", "float16"]
+    peak = next(filter(None, map(rates.get, usual)), max(rates.values()))
     params = (run.active_params_b or (run.params_b or 0.0) * (not run.experts)) * 1e9
     attention = 12 * run.layers * run.hidden * run.seq
     if not params:

@@ -20,6 +20,7 @@ from shardwright.errors import InputError
 from shardwright.files.planfile import Origin
 from shardwright.planner.lower import lower
 from shardwright.planner.space import carry_over
+from shardwright.planner.space.iteration import pieces_by_dim
 from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.verbs.legality import check_plan
 from shardwright.verbs.request import Trial, Watch
@@ -244,13 +245,8 @@ def _pieces_of_batch(samples: Samples, strategy: Strategy) -> int:
     """Return into how many pieces the batch is cut: by microbatches, and by devices along it."""
     meshes = strategy.meshes
     pieces = [
-        math.prod(
-            size
-            for name, size in zip(config.dims, meshes[config.mesh].sizes, strict=True)
-            if name == sample
-        )
+        pieces_by_dim(config.dims, meshes[config.mesh].sizes).get(sample, 1)
         for config, sample in zip(strategy.configs, samples.operator_dim, strict=True)
-        if sample
     ]
     return strategy.pipeline.num_microbatches * math.lcm(1, *pieces)
 

@@ -7,7 +7,6 @@ SEARCH = Path(__file__).resolve().parents[3] / "src" / "shardwright" / "planner"
 MOST = 20
 # Numbers elsewhere that steer no search, each with what it is instead.
 OTHERS = {
-    "answer.py:GIB": "a unit",
     "limits.py:RESERVE": "memory that plans may not use",
     "candidates.py:WEIGHINGS": "all that could hide remains, or the share of the table",
     "survey.py:PLAIN_MICROBATCHES": "what users already have",

@@ -151,7 +151,7 @@ class _Replay(Lowering):
             self.where[start:stop],
             [stage.block for stage in stages],  # what is sent from there belongs to it
             *[
-                [index for index in range(start, stop) if index in chosen] if chosen else []
+                sorted(chosen.intersection(range(start, stop))) if chosen else []
                 for chosen in (builder.recomputed, builder.segment_starts)
             ],
             *map(parameters.kept.get, around.parameters),

@@ -93,17 +93,14 @@ class _Search:
 
     def _ready(self, k: int) -> Iterator[tuple[Phase, float]]:
         """Yield the phases that a stage can run next and when they could start."""
-        last, free = len(self.stages) - 1, self.free[k]
+        free = self.free[k]
         forwards, gradients, weights = (len(self.ends[p][k]) for p in PHASES)
         if forwards < self.count and not self.is_held[k] and self._fits(k):
-            arrives = self._arrival("F", k - 1, forwards, self.stages[k]) if k else 0.0
+            arrives = self._arrival("F", k, forwards)
             if arrives < math.inf:
                 yield "F", max(free, arrives)
         if gradients < forwards:
-            if k == last:
-                arrives = self.ends["F"][k][gradients]
-            else:
-                arrives = self._arrival("I", k + 1, gradients, self.stages[k + 1])
+            arrives = self._arrival("I", k, gradients)
             if arrives < math.inf:
                 yield "I", max(free, arrives)
         if weights < gradients:
@@ -112,9 +109,14 @@ class _Search:
     def _fits(self, k: int) -> bool:
         return self.memory[k] + self.room.kept[k] <= self.room.limits[k] * SLACK
 
-    def _arrival(self, phase: Phase, k: int, number: int, link: StageTimes) -> float:
-        """Return when what a stage's phase makes has come over a link; infinite where it is not begun."""
-        ends = self.ends[phase][k]
+    def _arrival(self, phase: Phase, k: int, number: int) -> float:
+        """Return when what a stage's phase reads has come; infinite where it is not begun."""
+        if phase == "F" and k == 0:
+            return 0.0
+        if phase == "I" and k == len(self.stages) - 1:
+            return self.ends["F"][k][number]
+        source, link = (k - 1, self.stages[k]) if phase == "F" else (k + 1, self.stages[k + 1])
+        ends = self.ends[phase][source]
         return ends[number] + link.receive if number < len(ends) else math.inf
 
     def _try(self, k: int, phase: Phase, start: float) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from shardwright.core.schedules import SCHEDULES, Schedule, in_flight
 from shardwright.planner.schedule.folded import folded_order
-from shardwright.planner.schedule.pipeline import Action, Crews, Line, alone, halved, merges
+from shardwright.planner.schedule.pipeline import Action, Crews, Line, Phase, alone, halved, merges
 from shardwright.planner.schedule.play import with_weights_late
 
 # All that need no times and run one action of a device at a time.
@@ -124,6 +124,12 @@ def _alternate(forwards: Sequence[Action], backwards: Sequence[Action], ahead: i
     return (*order, *backwards[len(forwards) - ahead :])
 
 
+def _in_groups(phase: Phase, own: Sequence[int], groups: Sequence[range]) -> list[Action]:
+    """Return a phase of groups of microbatches, each chunk by chunk, backwards from the last."""
+    chunks = sorted(own, reverse=phase == "B")
+    return [Action(chunk, phase, m) for group in groups for chunk in chunks for m in group]
+
+
 def _interleaved(crews: Crews, num_stages: int, num_microbatches: int) -> tuple[Line, ...]:
     """Return the order of Narayanan et al. (SC 2021): chunk by chunk, a group of microbatches each.
 
@@ -143,9 +149,7 @@ def _interleaved(crews: Crews, num_stages: int, num_microbatches: int) -> tuple[
         for place, own in enumerate(crews):
             behind = len(crews) - 1 - place
             ahead = more + (2 * behind + (len(own) - 1) * size if most > 1 else behind)
-            up, down = sorted(own), sorted(own, reverse=True)
-            forwards = [Action(c, "F", m) for group in groups for c in up for m in group]
-            backwards = [Action(c, "B", m) for group in groups for c in down for m in group]
+            forwards, backwards = _in_groups("F", own, groups), _in_groups("B", own, groups)
             lines.append(_alternate(forwards, backwards, min(ahead, len(forwards))))
         if merges(lines, num_stages):
             return tuple(lines)
@@ -174,6 +178,5 @@ def _deferred(num_stages: int, num_microbatches: int, share: int) -> tuple[Line,
 
 def _breadth_first(own: Sequence[int], num_microbatches: int) -> Line:
     """Run all microbatches of a chunk before any of the next, so that its weights are gathered once."""
-    every = range(num_microbatches)
-    forwards = [Action(chunk, "F", m) for chunk in sorted(own) for m in every]
-    return (*forwards, *(Action(c, "B", m) for c in sorted(own, reverse=True) for m in every))
+    every = [range(num_microbatches)]
+    return (*_in_groups("F", own, every), *_in_groups("B", own, every))

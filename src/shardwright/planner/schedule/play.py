@@ -61,9 +61,7 @@ def list_schedule(
     ``crews``: the meshes of each, one if not given. Where F and I are ``given`` in an order, only W
     is placed. O(actions log devices).
     """
-    play = _Play(stages, num_microbatches, room, policy, crews or alone(len(stages)))
-    if given:
-        play.given = [[a for a in line if a.phase in "FI"] for line in given]
+    play = _Play(stages, num_microbatches, room, policy, crews or alone(len(stages)), given)
     while play.awake:
         time, device = heapq.heappop(play.awake)
         if play.free[device] > time:
@@ -91,6 +89,10 @@ def with_weights_late(
     return placed[0] if placed else tuple(lines)
 
 
+def _without_weights(line: Line) -> list[Action]:
+    return [action for action in line if action.phase in "FI"]
+
+
 class _Play:
     """The state of devices that decide one after another in the order of time."""
 
@@ -101,6 +103,7 @@ class _Play:
         room: Room,
         policy: Policy,
         crews: Crews,
+        given: Sequence[Line],
     ) -> None:
         self.stages, self.room, self.policy, self.crews = stages, room, policy, crews
         self.home = {mesh: device for device, own in enumerate(crews) for mesh in own}
@@ -109,7 +112,7 @@ class _Play:
         self.arrived["F"][0] = [0.0] * count
         self.free, self.memory, self.idle, self.begin = ([0.0] * len(crews) for _ in range(4))
         self.lines: list[list[Action]] = [[] for _ in crews]
-        self.given: list[list[Action]] = []
+        self.given = list(map(_without_weights, given))
         self.awake = [(0.0, device) for device in range(len(crews))]
 
     def choose(self, device: int, time: float) -> tuple[Action | None, float]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 
+from shardwright.core.counts import GIB
 from shardwright.core.plan import Bound, Frontier, Objective, Plan, digest_of
 from shardwright.core.staleness import MEANS
 from shardwright.core.strategy import MIXED
@@ -20,7 +21,6 @@ from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.labels import told_apart
 
-GIB = 2**30
 MODEL = (
     "no plan of the searched arrangements is faster when costs add up, equal blocks are treated "
     "alike, and gradient synchronisation and parameter gathers overlap computation as well as the "

@@ -17,7 +17,6 @@ from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.parameters import KEEPS
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.space.iteration import PLUS
-from shardwright.planner.space.samples import State
 
 Assignments = tuple[tuple[int, ...], ...]
 Placed = tuple[int, tuple[str, ...]]  # an operator, and what splits it, axis by axis
@@ -227,13 +226,7 @@ def _free_word(
 
 
 def _weights(context: Context, root: int) -> list[int]:
-    """Return at which positions an operator reads what is trained and knows no samples."""
-    graph, state = context.graph, context.facts.samples.state
-    return [
-        position
-        for position, tensor in enumerate(graph.operators[root].inputs)
-        if state[tensor] is State.FREE and graph.tensors[tensor].needs_gradient
-    ]
+    return context.facts.samples.weights(context.graph, root)
 
 
 def _sums(context: Context, root: int, dims: Sequence[str]) -> bool:

@@ -43,5 +43,4 @@ NO_LIMITS = Limits()
 
 def room(cluster: Cluster, limits: Limits = NO_LIMITS) -> float:
     """Return the bytes of a device that plans may use."""
-    memory = min(cluster.kind_of(device).memory_bytes for device in range(cluster.num_devices))
-    return limits.memory_bytes or memory * (1 - RESERVE)
+    return limits.memory_bytes or cluster.least_memory * (1 - RESERVE)

@@ -19,7 +19,7 @@ import numpy as np
 from shardwright.planner.solve.buckets import Floats
 from shardwright.planner.solve.elimination import Elimination, Solutions
 
-TOLERANCE = 1e-9
+TOLERANCE = 1e-9  # of sums in another order
 
 
 class HasBytes(Protocol):

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from shardwright.core.halo import Halo, Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
-from shardwright.planner.space.iteration import PLUS, Dim, Iteration
+from shardwright.planner.space.iteration import PLUS, Dim, Iteration, pieces_by_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,5 @@ def _dims(iteration: Iteration, sample: str, num_microbatches: int) -> dict[str,
 def _divides(
     assignment: tuple[str, ...], axis_sizes: tuple[int, ...], dims: dict[str, Dim]
 ) -> bool:
-    pieces: dict[str, int] = {}
-    for name, size in zip(assignment, axis_sizes, strict=True):
-        if name not in ("", PLUS):
-            pieces[name] = pieces.get(name, 1) * size
+    pieces = pieces_by_dim(assignment, axis_sizes)
     return all(dims[name].splits(count) for name, count in pieces.items())

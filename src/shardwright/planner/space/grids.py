@@ -33,7 +33,7 @@ from shardwright.core.strategy import (
     Strategy,
 )
 from shardwright.planner.space.configs import is_choice
-from shardwright.planner.space.iteration import PLUS, Dim, Iteration
+from shardwright.planner.space.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
@@ -254,14 +254,13 @@ class _Walk:
         """Say which dim of an operator does not divide."""
         iteration, sample = self.iterations[index], self.samples.operator_dim[index]
         known = {dim.name: dim for dim in iteration.dims}
-        cuts = [*zip(dims, self.grid.sizes, strict=True)]
-        cuts += [(sample, self.grid.num_microbatches)] if sample in dims else []
-        pieces = {
-            name: math.prod(n for by, n in cuts if by == name) for name in dims if name in known
-        }
+        pieces = pieces_by_dim(dims, self.grid.sizes)
+        if sample in pieces:
+            pieces[sample] *= self.grid.num_microbatches
         operator = self.graph.operators[index]
         shape = self.graph.tensors[operator.outputs[0]].shape
-        name = next((name for name, count in pieces.items() if not known[name].splits(count)), "")
+        fault = (name for name, count in pieces.items() if not known[name].splits(count))
+        name = next(fault, "")
         if not name:
             return (
                 f"{self.grid.label} must split {operator.name} (shape {shape}) by {dims}, which "

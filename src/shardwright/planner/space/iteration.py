@@ -47,6 +47,15 @@ class Window:
     fill: float = 0.0
 
 
+def pieces_by_dim(names: Sequence[str], sizes: Sequence[int]) -> dict[str, int]:
+    """Return into how many pieces axes of these sizes split the dims that they are assigned to."""
+    pieces: dict[str, int] = {}
+    for name, size in zip(names, sizes, strict=True):
+        if name not in ("", PLUS):
+            pieces[name] = pieces.get(name, 1) * size
+    return pieces
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
     """The iteration space of one operator.

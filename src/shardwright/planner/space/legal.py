@@ -17,7 +17,7 @@ from shardwright.core.legality import check_against, check_alone, divisors, numb
 from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.space.configs import is_choice, placements
-from shardwright.planner.space.iteration import PLUS, Dim, Iteration
+from shardwright.planner.space.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.planner.space.lying import summed_over
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
@@ -135,19 +135,16 @@ def _fault(
     iteration: Iteration, config: OperatorConfig, mesh: Mesh, sample: str, pieces: int
 ) -> str:
     """Say why a split is none that the rule offers, and what to do."""
-    names = [dim.name for dim in iteration.dims]
-    offered = ", ".join(map(repr, [*names, PLUS] if iteration.linear else names)) or "none"
-    cut: dict[str, int] = {}
+    names = [*(dim.name for dim in iteration.dims), *([PLUS] if iteration.linear else [])]
+    offered = ", ".join(map(repr, names)) or "none"
     for axis, size, name in zip(mesh.axes, mesh.sizes, config.dims, strict=True):
-        if name not in ("", PLUS, *names) or (name == PLUS and not iteration.linear):
+        if name not in ("", *names):
             return f'has no dim {name[:40]!r} for axis {axis!r}; its dims are {offered}, or ""'
         if size == 1 and name:
             return f'is split over axis {axis!r}, which has one device; write "" there'
-        cut[name] = cut.get(name, 1) * size
     faults = (
         _fault_along(iteration.dim(name), count, pieces if name == sample else 1)
-        for name, count in cut.items()
-        if name not in ("", PLUS)
+        for name, count in pieces_by_dim(config.dims, mesh.sizes).items()
     )
     return next(filter(None, faults), f"does not split as {config.dims}; its dims are {offered}")
 

@@ -40,6 +40,14 @@ class Samples:
     prologue: frozenset[int]
     blocker: str
 
+    def weights(self, graph: OperatorGraph, index: int) -> list[int]:
+        """Return at which positions an operator reads what is trained and knows no samples."""
+        return [
+            position
+            for position, tensor in enumerate(graph.operators[index].inputs)
+            if self.state[tensor] is State.FREE and graph.tensors[tensor].needs_gradient
+        ]
+
 
 def find_samples(graph: OperatorGraph) -> Samples:
     """Run the analysis; linear in the size of the graph."""

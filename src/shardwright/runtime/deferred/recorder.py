@@ -182,9 +182,9 @@ class Recorder(FakeTensorMode):
         names = [argument.name for argument in func._schema.arguments]
         named = dict(zip(names, args, strict=False)) | kwargs
         generator = named.get("generator")
+        rest = {k: v for k, v in kwargs.items() if k != "generator"}
         if generator is None or generator is GENERATOR:
             self.look()
-            rest = {k: v for k, v in kwargs.items() if k != "generator"}
             return True, None, args, rest
         if "generator" not in kwargs:
             raise self.fail(f"it passes a generator to {func} by position")
@@ -195,7 +195,7 @@ class Recorder(FakeTensorMode):
         real = pytree.tree_map_only(Tensor, lambda _: next(values).clone(), (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
             func(*real[0], **real[1])
-        return False, state, args, {k: v for k, v in kwargs.items() if k != "generator"}
+        return False, state, args, rest
 
     def _overwritten(self, func: Any, args: Any) -> frozenset[int]:
         """Return the storage of which an operator leaves nothing, if any."""

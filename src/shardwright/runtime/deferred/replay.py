@@ -8,6 +8,7 @@ draw can be repeated later, out of order, bit for bit.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -48,8 +49,8 @@ class Replay:
 
     def tensors(self, refs: list[Ref], keeps: Callable[[int], bool]) -> list[Tensor]:
         """Return tensors as they are now. What ``keeps`` says stays at hand for the next call."""
-        now = len(self.trace.steps)
-        wanted = [(ref.storage, now) for ref in refs]
+        now, storages = len(self.trace.steps), {ref.storage for ref in refs}
+        wanted = list(zip(storages, itertools.repeat(now), strict=False))
         known = dict.fromkeys(self._held, self._time)
         numbers = self.trace.chain(wanted, known)
         if any(
@@ -57,7 +58,7 @@ class Replay:
         ):
             self._held = {}
             numbers = self.trace.chain(wanted)
-        memory = self._run(numbers, self._held, {ref.storage for ref in refs}, keeps)
+        memory = self._run(numbers, self._held, storages, keeps)
         ran, before = set(numbers), self._held
         used = {s for number in numbers for s in _touched(self.trace.steps[number])}
         self._held = {
@@ -130,12 +131,11 @@ class Replay:
         for ref, tensor in zip(step.outputs, made, strict=True):
             if ref.storage not in step.makes:
                 continue
-            is_alike = (tuple(tensor.shape), tuple(tensor.stride())) == (ref.size, ref.stride)
-            if not is_alike or tensor.storage_offset() != ref.offset or tensor.dtype != ref.dtype:
+            lies = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+            if (*lies, tensor.dtype) != (ref.size, ref.stride, ref.offset, ref.dtype):
                 raise Undeferrable(f"{step.func} lays out its result in a way of its own")
-            shares = any(
-                tensor.data_ptr() == memory[s].data_ptr() for s in step.reads if s in memory
-            )
+            read = step.reads & memory.keys()
+            shares = any(tensor.data_ptr() == memory[one].data_ptr() for one in read)
             memory[ref.storage] = (tensor.clone() if shares else tensor).untyped_storage()
 
     def _storage(

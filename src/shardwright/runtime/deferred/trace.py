@@ -8,7 +8,7 @@ after it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,9 @@ class Step:
     state: Tensor | None = None
 
 
+_NOTHING: Mapping[int, int] = {}
+
+
 class Trace:
     """Steps in order, and by storage those that changed it."""
 
@@ -76,11 +79,10 @@ class Trace:
         return self._changed[storage][-1] if self._changed[storage] else -1
 
     def chain(
-        self, wanted: Iterable[tuple[int, int]], known: dict[int, int] | None = None
+        self, wanted: Iterable[tuple[int, int]], known: Mapping[int, int] = _NOTHING
     ) -> list[int]:
         """Return, in order, the steps that give storages as they are before a step: ``wanted`` are
         pairs of both. Of the ``known`` ones the bytes before a step are at hand."""
-        known = known or {}
         found: set[int] = set()
         seen: set[tuple[int, int]] = set()
         open_ = list(wanted)
@@ -97,8 +99,8 @@ class Trace:
                 step = self.steps[number]
                 if number not in found:
                     found.add(number)
-                    open_ += [(read, number) for read in step.reads - step.overwrites]
-                    open_ += [(other, number) for other in step.writes - step.overwrites]
+                    kept = (step.reads | step.writes) - step.overwrites
+                    open_ += [(one, number) for one in kept]
                 if storage in step.overwrites or storage in step.makes:
                     break
         return sorted(found)

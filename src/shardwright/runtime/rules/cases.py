@@ -129,7 +129,7 @@ def draw(kind: str, call: Call, seed: int = 0, target: Callable[..., Any] | None
     """Draw the tensors of an example, floats as float64, and sort its arguments by schema name."""
     generator = torch.Generator().manual_seed(seed)
     target = target or find_operator(kind)
-    parameters = [name for name, _ in parameter_names(target)]
+    parameters = list(dict(parameter_names(target)))
     named = dict(zip(parameters, call.args, strict=False)) | call.kwargs
     tensors: list[Tensor] = []
     names: list[str] = []

@@ -186,14 +186,20 @@ def _join(parts: Sequence[Tensor], placement: int) -> Tensor:
 
 def _gap(one: Tensor | None, other: Tensor | None) -> float:
     if one is None or other is None:
-        present = one if other is None else other
-        return 0.0 if present is None or not torch.any(present) else math.inf
+        return math.inf if any(map(_has_values, (one, other))) else 0.0
     if one.dtype != other.dtype or one.shape != other.shape:
         return math.inf
     if not one.numel() or torch.equal(one, other):
         return 0.0
-    if not (one.is_floating_point() or one.is_complex()):
-        return math.inf
+    return _apart(one, other) if one.is_floating_point() or one.is_complex() else math.inf
+
+
+def _has_values(tensor: Tensor | None) -> bool:
+    return tensor is not None and bool(torch.any(tensor))
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference between numbers, in units of the tolerance."""
     same = (one == other) | (one.isnan() & other.isnan())
     apart = (one - other).abs().masked_fill(same, 0.0)
     finite = other.abs()[other.isfinite()]
@@ -226,9 +232,8 @@ def _gradients(
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     if not pairs or not wanted:
         return [None] * len(inputs)
-    found = iter(
-        torch.autograd.grad([r for r, _ in pairs], wanted, [s for _, s in pairs], allow_unused=True)
-    )
+    ends, seeds = _zip(*pairs)
+    found = iter(torch.autograd.grad(ends, wanted, seeds, allow_unused=True))
     return [next(found) if tensor.requires_grad else None for tensor in inputs]
 
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import torch.distributed as dist
 
 from shardwright.core.stalls import LEAST_BATCHES, DataFiles, InputRates, Stalls
 from shardwright.errors import InputError
+from shardwright.runtime.agreement import gathered
 from shardwright.runtime.stalls import pages
 from shardwright.runtime.stalls.account import Account, accounting
 from shardwright.runtime.stalls.copies import saved_by_pinning, wait_for_device
@@ -111,7 +112,7 @@ class Analysis:
         wanted = batches + self.source.ahead + WARM
         self.source.pick(wanted)
         have = len(self.source.picked) or sum(1 for _ in islice(self.source.whole(), wanted))
-        self.count = min(_everybody(have))
+        self.count = min(gathered(have))
         if self.count < LEAST_BATCHES:
             raise InputError(
                 f"the loader gives {self.count} batches, and a rate needs {LEAST_BATCHES}; give it more data or "
@@ -241,9 +242,9 @@ class Analysis:
         cached = times.cached
         if not self.files or times.blocked > MATERIAL * times.cached_alone:
             cached = _modelled(times, workers, cores, is_ahead)
-        figures = zip(*_everybody((times.resident, cached, times.cold)), strict=True)
+        figures = zip(*gathered((times.resident, cached, times.cold)), strict=True)
         resident, cached, cold = (max(each) for each in figures)
-        everybody = _everybody((rates.compute, rates.prepare, rates.storage))
+        everybody = gathered((rates.compute, rates.prepare, rates.storage))
         compute, prepare, storage = (min(each) for each in zip(*everybody, strict=True))
         size = sum(_size(path) for path in self.files)
         if self.files and self.evicted < 0.9:
@@ -273,7 +274,7 @@ class Analysis:
             dataset_samples=self.source.dataset_samples,
             dataset_bytes=self._dataset_bytes(size),
             prefetch=self.source.prefetch,
-            pinning_seconds=max(_everybody(saved_by_pinning(self.batch))),
+            pinning_seconds=max(gathered(saved_by_pinning(self.batch))),
             notes=tuple(self.notes),
         )
 
@@ -335,15 +336,6 @@ def _each(samples: float, seconds: float) -> float:
 def _together() -> None:
     if dist.is_initialized():
         dist.barrier()
-
-
-def _everybody(own: Any) -> list[Any]:
-    """Return what each rank has."""
-    if not dist.is_initialized():
-        return [own]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return cast(list[Any], found)
 
 
 def _cores() -> int:

@@ -26,15 +26,13 @@ from shardwright.planner.search.reasons.decode import Decoded
 from shardwright.planner.search.steering import POINTS
 from shardwright.planner.solve.elimination import Elimination, Solutions
 from shardwright.planner.solve.factors import Factor, FactorGraph
-from shardwright.planner.solve.frontier import hull, slope
+from shardwright.planner.solve.frontier import TOLERANCE, hull, slope
 from shardwright.planner.solve.marginals import min_marginals
 
 # Operators without parameters are listed if their own work is this share of all, parameters if all
 # of one sort have this share of the largest one's elements.
 HEAVY, LARGE = 0.02, 1 / 16
 LEVEL_NAMES = ("kept whole", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3, no reshard after forward")
-# Of equal assignments the one nearest to the plan is taken: each other choice counts this share.
-NEAR = 1e-9
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -67,7 +65,8 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     price = byte_price(graph, limit - (peak_bytes - float(own.bytes[0])))
     splits = set(problem.config_of.values())
     modes = set(problem.mode_of.values())
-    graph = _nearest(graph, place, NEAR * float(own.seconds[0]))
+    # Of equal assignments the one nearest to the plan: each other choice counts as much as rounding may.
+    graph = _nearest(graph, place, TOLERANCE * float(own.seconds[0]))
     bent = _only(graph, place, modes)
     fixed = _only(graph, place, splits)
     return Priced(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.planner.solve.wide.neighbourhood import BUMP, Manner, improve, search_of
-from shardwright.planner.solve.wide.net import BIG, Net
+from shardwright.planner.solve.wide.net import BIG, WORK, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 from shardwright.planner.solve.wide.region import Room
 
-WORK = 2_000_000  # cells of a round at most: some milliseconds
 REGION_NODES = 500  # at most, where many moves are better than wide ones
 REGION_CELLS = (
     20_000  # of a table in a region at most; of at least two edges' tables as they are on average
 )
-# What is broken weighs ``BUMP`` times as much, up to a ceiling, where a round does not take half of its penalty away.
-MOST_WEIGHT = 1e100
+# What is broken weighs ``BUMP`` times as much where a round does not take half of its penalty away; sums of such
+# weights times what is over the limit are still numbers.
+MOST_WEIGHT = float(np.sqrt(np.finfo(np.float64).max))
 LOOSE = 8.0  # by what these weights fall where a choice that fits gets no better
 
 

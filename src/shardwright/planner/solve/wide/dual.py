@@ -22,11 +22,10 @@ from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, pr
 
 FIRST_STEP, LEAST_STEP = 0.1, 1e-4  # of Polyak's; below, they start again
 PATIENCE = 25  # sweeps without a better bound before the steps get smaller
-SHRINK = 0.7
+KEPT = 0.7  # of the last direction in the next, and of steps that gain nothing
 # Where the optimum without a limit is far below that with it, Polyak's steps are far too short: after
 # so many bounds in a row each better by less than that share, they grow, and are given up sooner.
 RUN, SLOW, GROW, SHORT_PATIENCE = 4, 0.01, 1.2, 8
-MOMENTUM = 0.7
 WARM_UP = 10  # sweeps before prices move
 FIX_WITHIN = 0.3  # of the known cost, how close the bound has to be to forbid strategies
 
@@ -115,7 +114,7 @@ class Dual(Messages):
     def _shorten(self) -> None:
         """Go back to the best prices with shorter steps; where these are tiny, begin again."""
         self.multipliers, self._stale = self.best_multipliers, 0
-        self._step *= SHRINK
+        self._step *= KEPT
         if self._step < LEAST_STEP:
             self._step, self.is_settled = FIRST_STEP, True
         self._direction[:] = 0.0
@@ -161,7 +160,7 @@ class Dual(Messages):
         """Polyak's step along the smoothed violation, prices staying at least 0."""
         used = profile(self.problem, self.problem.usage[self.problem.first[:-1] + self.choice])
         excess = (used - self.problem.limit) / self.room
-        self._direction = MOMENTUM * self._direction + (1 - MOMENTUM) * excess
+        self._direction = KEPT * self._direction + (1 - KEPT) * excess
         moving = (self.multipliers > 0) | (self._direction > 0)
         direction = np.where(moving, self._direction, 0.0)
         length = float(direction @ direction)

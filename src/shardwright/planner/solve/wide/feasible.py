@@ -22,11 +22,10 @@ from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
 
 MOST_NODES = 2_000  # of a region
-CEILING = 1e4  # what a forbidden pair costs, in limits, while prices of memory add up to 1
+# What a forbidden pair costs, in limits, while prices of memory add up to 1. Noise over all nodes, which breaks
+# ties, is its inverse: bounds lie as much lower, beyond all rounding.
+CEILING = 1e4
 SPEED = 4.0, 0.05  # of multiplicative weights, at first and at last
-NOISE = (
-    1e-4  # of the limit, over all nodes: breaks ties; bounds lie as much lower, beyond all rounding
-)
 
 
 class Feasibility:
@@ -98,7 +97,7 @@ class TimePrices(Messages):
         for values in (self.net.cost, self.net.cells):
             np.minimum(values, CEILING, out=values)
         noise = np.random.default_rng(seed).random(len(problem.cost))
-        self.net.cost[:] += noise * (NOISE / max(1, problem.num_nodes))
+        self.net.cost[:] += noise * (1 / CEILING / max(1, problem.num_nodes))
         self._logs = np.zeros(len(problem.base))
         self.weights = np.full(len(problem.base), 1.0 / len(problem.base))
         self.best, self.least = self.choice, (math.inf, math.inf)
@@ -108,7 +107,7 @@ class TimePrices(Messages):
     def advance(self) -> None:
         """Sweep forth and back, and make dearer what is over the limit."""
         problem = self.problem
-        self.bound = max(self.bound, *[found - NOISE for found in self.pass_on(self.weights)])
+        self.bound = max(self.bound, *[found - 1 / CEILING for found in self.pass_on(self.weights)])
         over = (problem.profile(self.choice) - problem.limit) / self.room
         merit = float(num_broken(problem, self.choice)), float(np.maximum(over, 0.0).sum())
         if merit < self.least:

@@ -11,6 +11,9 @@ from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
 # Stands for "forbidden" where sums must stay exact: far above any cost, far below 2**53.
 BIG = 1e15
+# Cells that are looked at in some milliseconds: in a round of moves, and comparing a node's strategies, of which
+# else only the forbidden ones go.
+WORK = 2_000_000
 
 
 class Net(NamedTuple):

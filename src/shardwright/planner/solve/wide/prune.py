@@ -15,13 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.compiled import compiled, inner
-from shardwright.planner.solve.wide.net import BIG, Net
+from shardwright.planner.solve.wide.net import BIG, WORK, Net
 
 Mask = NDArray[np.bool_]
-
-# Comparing all pairs of strategies of a node takes this many steps at most, else only the
-# cheap half of the criterion (forbidden strategies) is applied to it.
-MAX_STEPS = 2_000_000
 
 
 @compiled
@@ -97,7 +93,7 @@ def _dominate(net: Net, node: int, keep: Mask) -> bool:
     changed = False
     steps = 0
     for worse in range(size):
-        if not keep[begin + worse] or steps > MAX_STEPS:
+        if not keep[begin + worse] or steps > WORK:
             continue
         for better in range(size):
             if better == worse or not keep[begin + better]:
