@@ -39,7 +39,7 @@ def together(act: Callable[[], T]) -> list[T]:
         outcome = (act(), None)
     except (OSError, CheckpointError) as error:
         outcome = (None, type(error)(*error.args))
-    outcomes: list[tuple[Any, Exception | None]] = gathered(outcome)
+    outcomes: list[Any] = gathered(outcome)
     errors = [error for _, error in outcomes if error is not None]
     if errors:
         raise errors[0]
