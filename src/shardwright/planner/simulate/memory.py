@@ -129,11 +129,13 @@ def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     distinct = frozenset[int]().union(*(mesh.devices for mesh in program.meshes))
     if len(distinct) == sum(len(mesh.devices) for mesh in program.meshes):
         return [frozenset({frozenset({number})}) for number in range(len(program.meshes))]
-    meshes_of: dict[int, set[int]] = {}
+    crews: dict[tuple[int, ...], list[int]] = {}  # meshes by their devices
     for number, mesh in enumerate(program.meshes):
-        for device in mesh.devices:
-            meshes_of.setdefault(device, set()).add(number)
-    return [
-        frozenset(frozenset(meshes_of[device]) for device in mesh.devices)
-        for mesh in program.meshes
-    ]
+        crews.setdefault(mesh.devices, []).append(number)
+    on: dict[int, tuple[int, ...]] = {}  # by device, the crews it belongs to
+    for number, devices in enumerate(crews):
+        on.update((device, (*on.get(device, ()), number)) for device in devices)
+    own = list(crews.values())
+    sorts = {one: frozenset(m for crew in one for m in own[crew]) for one in set(on.values())}
+    kinds = {devices: frozenset(sorts[on[device]] for device in devices) for devices in crews}
+    return [kinds[mesh.devices] for mesh in program.meshes]
