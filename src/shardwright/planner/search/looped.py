@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,10 +135,11 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
     import highspy
 
     bounds = ways.shape[1] - 1
-    mix, best = np.append(np.full(bounds, 1 / bounds), 0.0), 0.0
-    program = highspy.Highs()
+    mix: Floats = np.append(np.full(bounds, 1 / bounds), 0.0)
+    best = 0.0
+    program: Any = highspy.Highs()
     program.silent()
-    means = [program.addVariable(0.0, 1.0) for _ in range(bounds)]
+    means: list[Any] = [program.addVariable(0.0, 1.0) for _ in range(bounds)]
     price, seconds = program.addVariable(0.0), program.addVariable(0.0)
     program.addConstr(sum(means) == 1)
 
@@ -159,4 +161,4 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
         program.maximize(seconds)
         if program.val(seconds) <= best * (1 + max(near, ROUNDING)):
             return best
-        mix = np.append(program.vals(means), program.val(price) / limit)
+        mix = np.array([*program.vals(means), program.val(price) / limit])
