@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardwright.core.program import Kind
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
-from shardwright.planner.space import Part, Seed, place_parts
+from shardwright.planner.space import Part, Seed, place_parts, seed_strategy
 from tests.planner.lower.test_lower import transformer_like
 
 COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
@@ -60,6 +60,31 @@ def test_equal_meshes_share_their_links(data):
     assert {int(program.group[i]) for i in sent} == {0, 1}
     spans = sorted((timeline.start[i], timeline.end[i]) for i in sent)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@given(st.data())
+def test_chunks_of_a_device_compute_in_index_order(data):
+    """Whichever of its meshes is busy how long, and with no more waits than there are changes of mesh."""
+    graph = transformer_like()
+    seed = Seed(stages=2, chunks=2, num_microbatches=4, schedule="interleaved")
+    program = lower(graph, seed_strategy(graph, seed))
+    count = program.num_instructions
+    seconds = np.array(data.draw(st.lists(st.floats(0.1, 5), min_size=count, max_size=count)))
+    timeline = simulate(program, seconds)
+    for device in range(2):
+        meshes = [n for n, mesh in enumerate(program.meshes) if device in mesh.devices]
+        assert len(meshes) == 2
+        mine = np.flatnonzero(np.isin(program.group, meshes) & np.isin(program.kind, COMPUTE))
+        assert (timeline.end[mine[:-1]] <= timeline.start[mine[1:]]).all()
+        before = {int(b): int(a) for a, b in itertools.pairwise(mine)}
+        for index in mine.tolist():
+            ends = slice(*program.offset[index : index + 2])
+            awaited = [
+                one
+                for one in program.predecessor[ends].tolist()
+                if program.group[one] != program.group[index] and program.kind[one] in COMPUTE
+            ]
+            assert set(awaited) <= {before.get(index, -1)}
 
 
 def test_a_shared_device_holds_what_both_meshes_hold():

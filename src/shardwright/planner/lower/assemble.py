@@ -182,8 +182,17 @@ def _crews(meshes: Sequence[Mesh]) -> list[list[int]]:
     """Return, by stage, the stages on some of its devices."""
     if not shares_devices(meshes):
         return [[stage] for stage in range(len(meshes))]
-    devices = [set(mesh.devices) for mesh in meshes]
-    return [[o for o, theirs in enumerate(devices) if mine & theirs] for mine in devices]
+    crews: dict[tuple[int, ...], list[int]] = {}  # meshes by their devices
+    for number, mesh in enumerate(meshes):
+        crews.setdefault(mesh.devices, []).append(number)
+    sets = {devices: set(devices) for devices in crews}
+    found = {
+        mine: sorted(
+            o for theirs in crews if not sets[mine].isdisjoint(theirs) for o in crews[theirs]
+        )
+        for mine in crews
+    }
+    return [found[mesh.devices] for mesh in meshes]
 
 
 def _lay_out_microbatches(layout: _Layout, compiled: Sequence[Sequence[Compiled]]) -> None:
@@ -215,32 +224,36 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[Sequence[Compiled]
 
 
 def _turns(
-    builder: ProgramBuilder, kind: NDArray[np.int8], group: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    meshes: Sequence[Mesh], kind: NDArray[np.int8], group: NDArray[np.int32]
+) -> tuple[Ints, Ints]:
     """Return (later, earlier) pairs that let meshes which share devices compute in index order.
 
-    A device runs its instructions one after another, whichever of its meshes they belong to.
+    A device runs its instructions one after another, whichever of its meshes they belong to: each waits for
+    the one before it. Those of one mesh do so by themselves, since they share a resource.
     """
-    pairs: list[tuple[int, int]] = []
-    if shares_devices(builder.strategy.meshes):
-        devices = [set(mesh.devices) for mesh in builder.strategy.meshes]
-        sharing = [
-            [other for other, theirs in enumerate(devices) if other != mesh and mine & theirs]
-            for mesh, mine in enumerate(devices)
-        ]
-        last = [-1] * len(devices)
-        for index in np.flatnonzero(COMPUTES[kind]):
-            mesh = int(group[index])
-            pairs += [(int(index), last[other]) for other in sharing[mesh] if last[other] >= 0]
-            last[mesh] = int(index)
-    columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return columns[:, 0], columns[:, 1]
+    crews: dict[tuple[int, ...], list[int]] = {}  # meshes by their devices
+    for number, mesh in enumerate(meshes):
+        crews.setdefault(mesh.devices, []).append(number)
+    on: dict[int, tuple[int, ...]] = {}  # by device, the crews it belongs to
+    for number, devices in enumerate(crews):
+        on.update((device, (*on.get(device, ()), number)) for device in devices)
+    own = list(crews.values())
+    computing = np.flatnonzero(COMPUTES[kind])
+    found = [np.zeros((0, 2), dtype=np.int64)]
+    for numbers in set(on.values()):
+        is_mine = np.zeros(len(meshes), dtype=np.bool_)
+        is_mine[[mesh for number in numbers for mesh in own[number]]] = True
+        mine = computing[is_mine[group[computing]]]
+        turns = np.flatnonzero(np.diff(group[mine]))
+        found.append(np.stack([mine[turns + 1], mine[turns]], axis=1))
+    pairs = np.unique(np.concatenate(found), axis=0)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
     column, repeated = layout.column, layout.repeated
     kind, group = column(lambda one: one.compiled.kind), repeated(lambda one: one.compiled.stage)
-    waits = [*layout.predecessors, _turns(builder, kind, group)]
+    waits = [*layout.predecessors, _turns(builder.strategy.meshes, kind, group)]
     rows, targets = (np.concatenate(ends) for ends in zip(*waits, strict=True))
     offset, ordered = _by_row(rows, targets, layout.size)
     free_offset, free_value = _frees(layout)

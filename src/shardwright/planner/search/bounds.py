@@ -4,7 +4,7 @@ for, however the stages are cut."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -73,24 +73,35 @@ def held_of_last(stages: int, microbatches: int) -> NDArray[np.int64]:
     return np.minimum(min(stages, microbatches), 2 * np.arange(stages)[::-1] + 1)
 
 
-@lru_cache(maxsize=1024)
-def least_steep_rounds(stages: int, microbatches: int, chunks: int, steep: float) -> float:
-    """Return an a such that devices with several chunks each, by turns, take at least a * (seconds of one
-    microbatch through all chunks), where those of devices' last chunks count the more the less is held of them:
-    ``steep`` times of which only one microbatch is. 0 where none is known.
+def least_alike_rounds(ahead: Sequence[int], microbatches: int, count: int) -> int:
+    """Return an a such that devices with chunks by turns take at least a * (seconds of one microbatch through one
+    block) where so many of their blocks are equal, ``ahead[s]`` of these among the first s blocks.
 
-    From the same waits as ``least_looped_rounds``: what they weigh so that every chunk counts as is said is
-    one solution of linear equations, and where no weight is negative, a bound.
+    Every chunk has a block at least, so a microbatch has come through the first s blocks when it reaches device s,
+    and goes back through them behind it. With k_s of the equal blocks there, each 1 second, T >= ahead[s] + m k_s,
+    in whatever chunks; k_s is a whole number. So a is the least T for which (T - ahead[s]) / m, rounded down, is
+    enough for all of them on all devices.
     """
-    count = stages * chunks
-    waits = np.tri(count, k=-1)
-    for place in range(count):
-        waits[place, place::stages] += microbatches
-    held = held_of_last(stages, microbatches)
-    wanted = np.ones(count)
-    wanted[-stages:] += (steep - 1) * (held.max() - held) / max(held.max() - 1, 1)
-    weights = np.linalg.solve(waits.T, wanted)
-    return 0.0 if weights.min() < 0 else float(1.0 / weights.sum())
+    seconds = -(-microbatches * count // len(ahead))
+    while sum(max(0, seconds - one) // microbatches for one in ahead) < count:
+        seconds += 1
+    return seconds
+
+
+def hidden_from_memory(stages: int, microbatches: int) -> float:
+    """Return how many microbatches of a block, of all that would be held if every device held min(p, m) of all of its
+    blocks, are not for each second that devices with several chunks take beyond those of one microbatch through all
+    equal blocks, each 1 second.
+
+    Only of devices' last chunks fewer are held (``held_of_last``). With z_s of the L equal blocks there, all others
+    lie ahead of that chunk, but for those in last chunks from s on: T >= L - (z_s + z_(s+1) + ...) + m z_s. So
+    (m - 1) z_s <= T - L + z_(s+1) + ...: from the last device on, z_s <= (T - L) / (m - 1) * (m / (m - 1))^(p-1-s).
+    """
+    if microbatches == 1:
+        return 0.0  # one is held of whatever there is
+    held = held_of_last(stages, microbatches)[::-1]
+    growth = (microbatches / (microbatches - 1)) ** np.arange(stages)
+    return float(((min(stages, microbatches) - held) * growth).sum() / (microbatches - 1))
 
 
 def own_rounds(stages: int, microbatches: int) -> tuple[float, float]:

@@ -225,17 +225,16 @@ def _relaxed_bound(
 
 
 def bound_weights(
-    problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], mean: float, held: int = 1,
-) -> Weights:  # fmt: skip
-    """Weigh a mean of what the path of computation takes and of what messages do; ``held``: microbatches that
-    devices hold at least."""
+    problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], mean: float
+) -> Weights:
+    """Weigh a mean of what the path of computation takes and of what messages do; devices hold one microbatch."""
     p, m = arrangement.stages, arrangement.microbatches
     axes, sorts = len(problem.mesh.sizes), len(problem.context.facts.ties.classes)
     exposed = exposed_share(problem.context, axes)
     exposed += (1 - mean) / mean / channels(axes) * m / p / rounds[0]
     return Weights(
         each=mean * rounds[0], once=mean * rounds[1], exposed=exposed, synced=exposed,
-        kept=1 / p, flight=held / p, transient=1 / (p * sorts),
+        kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
     )  # fmt: skip
 
 

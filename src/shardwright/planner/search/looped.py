@@ -1,4 +1,4 @@
-"""What pipelines of several chunks a device take at least, since every device keeps what is under way.
+"""What pipelines of several chunks a device take at least, since every device has whole blocks and keeps what is under way.
 
 In every order of chunks whose backwards are whole a device holds, when its first backward begins, as many
 microbatches of each chunk but its last as there are stages, or all there are; of their last chunks the last devices
@@ -7,20 +7,37 @@ hold fewer. A cut that gives these most of the work keeps less, but waits longer
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.problem import Problem
-from shardwright.planner.model.terms import NUM_COLUMNS, TRANSIENT, network
-from shardwright.planner.search.bounds import least_steep_rounds
-from shardwright.planner.search.candidates import bound_weights
+from shardwright.planner.model.terms import (
+    EACH,
+    FLIGHT,
+    GATHER,
+    KEPT,
+    NUM_COLUMNS,
+    ONCE,
+    SYNC,
+    TRANSIENT,
+    network,
+)
+from shardwright.planner.search.bounds import (
+    hidden_from_memory,
+    least_alike_rounds,
+    least_looped_rounds,
+)
+from shardwright.planner.search.candidates import channels, exposed_share
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import BACKWARD, MEANS
-from shardwright.planner.solve.elimination import Cheapest, Elimination
-from shardwright.planner.solve.frontier import hull
+from shardwright.planner.search.steering import ROUNDING
 from shardwright.planner.solve.network import Network
+
+Floats = NDArray[np.float64]
 
 
 def tighten(pool: Pool) -> None:
@@ -35,55 +52,113 @@ def tighten(pool: Pool) -> None:
             return
         arrangement, most = one.arrangement, one.chunks(chunks)
         problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
-        seconds = least_looped(problem, arrangement, most, pool.room)
+        seconds = least_looped(problem, arrangement, most, pool.room, pool.same)
         pool.bounds.note(replace(one, looped=seconds, most=most))
         pool.tell(0.9, "proving")
 
 
-def least_looped(problem: Problem, arrangement: Arrangement, chunks: int, limit: float) -> float:
+def least_looped(
+    problem: Problem, arrangement: Arrangement, chunks: int, limit: float, near: float = 0.0
+) -> float:
     """Bound an arrangement's seconds from below where devices have at least two chunks and at most so many, within a
-    memory limit."""
+    memory limit; ``near`` what can be proved so, but for that share."""
     if problem.is_wide:
         return 0.0
-    most = _most_blocks(problem)
-    kinds = network(problem.sizes, problem.statement.terms, most)
-    p, m = arrangement.stages, arrangement.microbatches
-    best = 0.0
-    # Keeping less is worth what running forward again adds, none of it, half or all.
-    for part in (0.0, 0.5, 1.0):
-        steep = 1.0 + part * (1.0 - BACKWARD)
-        rounds = least_steep_rounds(p, m, chunks, steep)
-        if rounds <= 0:
-            continue
-        # Where most is held, and where least is; all else lies between them.
-        ways = (rounds, min(m, p)), (steep * rounds, 1)
-        for mean in MEANS:
-            view = Cheapest(
-                [_view(kinds, problem, arrangement, mean, (rounds, way)) for way in ways]
-            )
-            best = max(best, hull(view, 2, limit).bound(limit))
-    return best
+    most = frozenset(max(problem.context.facts.ties.classes.values(), key=len))
+    ways = np.stack(
+        [
+            np.stack([*seconds, memory])
+            for held in (min(arrangement.stages, arrangement.microbatches), 1)
+            for seconds, memory in [_counted(problem, arrangement, chunks, most, held)]
+        ]
+    )
+    return _strongest(network(problem.sizes, problem.statement.terms, most), ways, limit, near)
 
 
-def _most_blocks(problem: Problem) -> frozenset[int]:
-    """Return the largest class of equal blocks."""
-    return frozenset(max(problem.context.facts.ties.classes.values(), key=len))
+def _counted(
+    problem: Problem, arrangement: Arrangement, chunks: int, most: frozenset[int], held: int
+) -> tuple[list[Floats], Floats]:
+    """Return how often every kind of costs counts in what bounds the seconds of a step, and in a device's bytes on average,
+    where so many microbatches are held of the largest class of equal blocks. Those are kinds of their own, the last.
 
+    With x the seconds of a microbatch through these L blocks, y through all others, and o, u theirs once a step:
 
-def _view(
-    kinds: Network, problem: Problem, arrangement: Arrangement, mean: float, rounds: tuple[float, tuple[float, int]],
-) -> Elimination:  # fmt: skip
-    """Return a mean of bounds where most blocks lie in a way: how often their seconds count, and how many microbatches
-    devices hold of them. Of all others nothing is said: they count as little as they can."""
-    least, (own, held) = rounds
-    parts = [
-        bound_weights(problem, arrangement, (each, 0.0), mean, many).views()
-        for each, many in ((least, 1), (own, held))
+    * T >= a x / L as ``least_alike_rounds`` has it, and T >= a (x + y) as ``least_looped_rounds`` has it.
+    * Some device has L / p of the blocks, rounded up: T >= (m x + o) / L times so many. On average devices have
+      1 / p of everything: T >= (m (x + y) + o + u) / p.
+    * T >= x (1 + Z / L / slope), where Z microbatches of a block less are held than if all devices held min(p, m)
+      of all of their blocks (``hidden_from_memory``). This, and the bytes, are linear in Z, so for any mean of these bounds
+      and any price of memory the least lies where none is hidden or where one microbatch is held of every block.
+    * Messages that could hide take their time on one of the channels: m / p of a microbatch's, 1 / p of a step's.
+    """
+    p, m, count = arrangement.stages, arrangement.microbatches, len(most)
+    ahead = [sum(block < stage for block in most) for stage in range(p)]
+    axes, ties = len(problem.mesh.sizes), problem.context.facts.ties
+    share, slope = exposed_share(problem.context, axes), hidden_from_memory(p, m)
+    hidden = (min(p, m) - held) / slope if slope else 0.0
+    looped, full = least_looped_rounds(p, m, chunks), -(-count // p) / count
+
+    def counts(others: tuple[float, float], own: tuple[float, float]) -> Floats:
+        """Count so often what is done for a microbatch, and what is done once, by others and by these blocks."""
+        parts = np.zeros((2, NUM_COLUMNS))
+        for part, (each, once) in zip(parts, (others, own), strict=True):
+            part[[EACH, ONCE, GATHER, SYNC]] = each, once, each * share, once * share
+        return parts.reshape(-1)
+
+    hideable, memory = np.zeros((2, NUM_COLUMNS)), np.zeros((2, NUM_COLUMNS))
+    hideable[:, GATHER], hideable[:, SYNC] = m / p / channels(axes), 1 / p / channels(axes)
+    memory[:, KEPT], memory[:, FLIGHT] = 1 / p, np.array([1, held]) / p
+    memory[:, TRANSIENT] = 1 / (p * len(ties.classes))
+    if p > (rest := len(ties.ranges) - count):
+        # So many devices have one of most blocks at least, and what it needs while it runs.
+        memory[:, TRANSIENT] = 0.0, 1 - rest / p
+    seconds = [
+        counts((0.0, 0.0), (least_alike_rounds(ahead, m, count) / count, 0.0)),
+        counts((looped, 0.0), (looped, 0.0)),
+        counts((0.0, 0.0), (m * full, full)),
+        counts((m / p, 1 / p), (m / p, 1 / p)),
+        counts((0.0, 0.0), (1 + hidden, 0.0)),
+        hideable.reshape(-1),
     ]
-    seconds, memory = (np.concatenate(pair) for pair in zip(*parts, strict=True))
-    rest = len(problem.context.facts.ties.ranges) - len(_most_blocks(problem))
-    if (
-        arrangement.stages > rest
-    ):  # so many devices have one of most blocks at least, and what it needs while it runs
-        memory[TRANSIENT], memory[NUM_COLUMNS + TRANSIENT] = 0.0, 1 - rest / arrangement.stages
-    return Elimination(kinds, seconds, memory)
+    return seconds, memory.reshape(-1)
+
+
+def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float:
+    """Return the most seconds, but for a share ``near``, that a mean of bounds proves within a limit of bytes.
+
+    Of every way, ``ways`` has what each bound counts of every kind, and the bytes last. Any mean of the bounds, with any
+    price of memory, is a bound: the least of any choices, in any way (Lagrangian duality). The strongest is found by
+    cutting planes (Kelley, 1960): a linear program over the choices met so far says which could be the strongest, and the
+    network which choices that did not know of.
+    """
+    # Late: few searches prove anything.
+    import highspy
+
+    bounds = ways.shape[1] - 1
+    mix: Floats = np.append(np.full(bounds, 1 / bounds), 0.0)
+    best = 0.0
+    program: Any = highspy.Highs()
+    program.silent()
+    means: list[Any] = [program.addVariable(0.0, 1.0) for _ in range(bounds)]
+    price, seconds = program.addVariable(0.0), program.addVariable(0.0)
+    program.addConstr(sum(means) == 1)
+
+    def met(mix: Floats) -> float:
+        """Find the least of a mix; what was found bounds all others."""
+        found = kinds.solve(mix @ ways)
+        for way, totals in zip(ways, found.totals, strict=True):
+            cut = way @ totals
+            excess = cut[-1] / limit - 1
+            terms = sum(value * one for value, one in zip(cut[:-1].tolist(), means, strict=True))
+            program.addConstr(terms + float(excess) * price >= seconds)
+        return float(found.values.min())
+
+    smallest = met(np.append(np.zeros(bounds), 1.0))
+    if not smallest < limit:
+        return math.inf
+    while True:
+        best = max(best, met(mix) - float(mix[-1]) * limit)
+        program.maximize(seconds)
+        if program.val(seconds) <= best * (1 + max(near, ROUNDING)):
+            return best
+        mix = np.array([*program.vals(means), program.val(price) / limit])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,11 +129,19 @@ def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     distinct = frozenset[int]().union(*(mesh.devices for mesh in program.meshes))
     if len(distinct) == sum(len(mesh.devices) for mesh in program.meshes):
         return [frozenset({frozenset({number})}) for number in range(len(program.meshes))]
-    meshes_of: dict[int, set[int]] = {}
+    crews: dict[tuple[int, ...], list[int]] = {}  # meshes by their devices
     for number, mesh in enumerate(program.meshes):
-        for device in mesh.devices:
-            meshes_of.setdefault(device, set()).add(number)
-    return [
-        frozenset(frozenset(meshes_of[device]) for device in mesh.devices)
-        for mesh in program.meshes
-    ]
+        crews.setdefault(mesh.devices, []).append(number)
+    sorts = _device_sorts(crews)
+    kinds = {devices: frozenset(map(sorts.__getitem__, devices)) for devices in crews}
+    return [kinds[mesh.devices] for mesh in program.meshes]
+
+
+def _device_sorts(crews: Mapping[tuple[int, ...], Sequence[int]]) -> dict[int, frozenset[int]]:
+    """Return the meshes of every device, given meshes by their devices."""
+    on: dict[int, tuple[int, ...]] = {}  # by device, the crews it belongs to
+    for number, devices in enumerate(crews):
+        on.update((device, (*on.get(device, ()), number)) for device in devices)
+    own = list(crews.values())
+    sorts = {one: frozenset(m for crew in one for m in own[crew]) for one in set(on.values())}
+    return {device: sorts[one] for device, one in on.items()}

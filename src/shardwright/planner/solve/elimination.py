@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,22 +59,3 @@ class Elimination:
         totals = np.where(infinite[:, None], 0.0, found.totals) @ self._views.T
         seconds = np.where(infinite, np.inf, totals[:, 0])
         return Solutions(found.values, found.assignments, seconds, totals[:, 1])
-
-
-class Cheapest:
-    """Several views of one network, of which the cheapest counts at every weighting."""
-
-    def __init__(self, views: Sequence[Elimination]) -> None:
-        self._views = tuple(views)
-
-    def solve(self, weights: Floats) -> Solutions:
-        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` of any view for every i, exactly."""
-        found = [view.solve(weights) for view in self._views]
-        best = np.argmin([one.values for one in found], axis=0)
-        rows = np.arange(len(weights))
-
-        def chosen(of: str) -> NDArray[np.float64]:
-            return np.stack([getattr(one, of) for one in found])[best, rows]
-
-        picks = np.stack([one.assignments for one in found])[best, rows]
-        return Solutions(chosen("values"), picks, chosen("seconds"), chosen("bytes"))
