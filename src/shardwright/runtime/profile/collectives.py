@@ -208,12 +208,23 @@ def time_collectives(
     report: Progress,
     place: torch.device = HOST,
 ) -> dict[str, Timing]:
+    """Measure messages alone, and what they cost ranks that compute."""
+    alone = time_alone(group, probe, budget_seconds, report, place)
+    return {**alone, **time_busy(group, probe, alone, place)}
+
+
+def time_alone(
+    group: ProcessGroup,
+    probe: Probe,
+    budget_seconds: float,
+    report: Progress,
+    place: torch.device = HOST,
+) -> dict[str, Timing]:
     """Measure on a group that exists already; every rank must call it with equal arguments, but for
     the device that is its ``place``.
 
-    Sizes are bytes as ``core.program.Message`` counts them. What they cost CPU ranks that compute
-    (``time_beneath``) is measured besides. Everything has its turn in each of some rounds, of which
-    the quietest counts: what else a machine does lasts for seconds.
+    Sizes are bytes as ``core.program.Message`` counts them. Everything has its turn in each of some
+    rounds, of which the quietest counts: what else a machine does lasts for seconds.
     """
     deadline = time.perf_counter() + budget_seconds
     found: dict[str, Timing] = {}
@@ -235,11 +246,20 @@ def time_collectives(
             timings = [timing, *([found[name]] if name in found else [])]
             found[name] = min(timings, key=lambda timing: timing.seconds)
         report(done + 1, total)
+    return found
+
+
+def time_busy(
+    group: ProcessGroup, probe: Probe, alone: dict[str, Timing], place: torch.device = HOST
+) -> dict[str, Timing]:
+    """Measure what the same collectives, timed ``alone``, cost CPU ranks that compute (``time_beneath``)."""
     if place.type != "cpu":
-        return found
-    starts = {one: _prepare(*one, group, place) for one in wanted if one[1] in SIZES_BENEATH}
-    turns = {size: _there_and_back(size, group, place) for size in SIZES_BENEATH}
-    return found | time_beneath(group, starts, turns, found)
+        return {}
+    sizes = [size for size in sorted(probe.sizes) if size in SIZES_BENEATH]
+    wanted = [(primitive, size) for size in sizes for primitive in probe.primitives]
+    starts = {one: _prepare(*one, group, place) for one in wanted}
+    turns = {size: _there_and_back(size, group, place) for size in sizes}
+    return time_beneath(group, starts, turns, alone)
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:

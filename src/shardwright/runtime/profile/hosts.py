@@ -31,7 +31,8 @@ from shardwright.runtime.profile.collectives import (
     Probe,
     name_records,
     scalar,
-    time_collectives,
+    time_alone,
+    time_busy,
 )
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads
@@ -86,30 +87,20 @@ def measure_links(
     """Measure messages of all shapes of groups, alone and beneath computation, and what running a rank
     costs besides; a collective call. Rank 0's clock counts, and its ``report`` is told."""
     place = own_place()
-    on_cpu = place.type == "cpu"
-    before = _overheads() if on_cpu and probe.overheads else {}
-    shapes = group_shapes(cluster)
-    seen: list[dict[str, Timing]] = []
-    for number, shape in enumerate(shapes):
-        seen.append(_time_together(shape, probe, budget_seconds / len(shapes), place))
-        report(number + 1, len(shapes))
-    if on_cpu:  # last, when what started the ranks has come to rest
-        cores = shared_cores()
-        before["overhead|cores"] = scalar(cores)
-        if cores < cluster.num_devices:
-            # Whoever comes late had no core meanwhile, which the simulator knows.
-            seen = [{name: _unskewed(name, one) for name, one in found.items()} for found in seen]
+    found = _overheads() if place.type == "cpu" and probe.overheads else {}
+    cores = shared_cores() if place.type == "cpu" else float(cluster.num_devices)
+    found["overhead|cores"] = scalar(cores)
     records: list[Record] = []
-    for shape, found in zip(shapes, [before | seen[0], *seen[1:]], strict=True):
+    shapes = group_shapes(cluster)
+    for number, shape in enumerate(shapes):
+        found |= _time_shape(shape, probe, budget_seconds / len(shapes), (place, cores))
+        report(number + 1, len(shapes))
         first = shape[0]
         hosts = len({cluster.devices[device].host for device in first})
         label = link_label(cluster, first)
         records += name_records(found, hosts, len(first), label, environment)
+        found = {}
     return records
-
-
-def _unskewed(name: str, timing: Timing) -> Timing:
-    return scalar(0.0) if name == "skew" else timing
 
 
 def _overheads() -> dict[str, Timing]:
@@ -119,19 +110,30 @@ def _overheads() -> dict[str, Timing]:
     return {"overhead|process_bytes": occupied, **time_overheads()}
 
 
-def _time_together(
-    shape: Groups, probe: Probe, seconds: float, place: torch.device
+def _time_shape(
+    shape: Groups, probe: Probe, seconds: float, means: tuple[torch.device, float]
 ) -> dict[str, Timing]:
-    """Measure in all groups of a shape at once; nothing on a rank that is in none."""
+    """Measure messages alone in all groups of a shape at once; nothing on a rank that is in none.
+
+    What they cost who computes is measured at once, too, unless ranks share cores: then only in the first
+    group, since the simulator knows of the others.
+    """
+    place, cores = means
     groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
+    mine = [one for one, own in zip(groups, shape, strict=True) if dist.get_rank() in own]
     found: dict[str, Timing] = {}
-    for group, devices in zip(groups, shape, strict=True):
-        if dist.get_rank() in devices:
-            found = time_collectives(group, probe, seconds, lambda *_: None, place)
+    for group in mine:
+        found = time_alone(group, probe, seconds, lambda *_: None, place)
     dist.barrier()
-    for group, devices in zip(groups, shape, strict=True):
-        if dist.get_rank() in devices:
-            dist.destroy_process_group(group)
+    is_crowded = cores < dist.get_world_size()
+    for group in mine:
+        if group is groups[0] or not is_crowded:
+            found |= time_busy(group, probe, found, place)
+    dist.barrier()
+    if is_crowded and "skew" in found:
+        found["skew"] = scalar(0.0)  # whoever comes late had no core meanwhile
+    for group in mine:
+        dist.destroy_process_group(group)
     return found
 
 
