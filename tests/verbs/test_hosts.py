@@ -134,7 +134,7 @@ def measured_again(file: str, model: str, store: str, before: str) -> list[tuple
     """Return what is said of a fresh profile; of one made long ``before``, by which everything took 100
     times as long as it did; and of one whose half-widths allow that."""
     found = [measured(file, model, store)]
-    for change in ("", "seconds = 100 * seconds, spread = 0", "spread = 100 * seconds"):
+    for change in ("", "seconds = 100 * seconds, spread = 0", "spread = 10000 * seconds"):
         if found[0].is_first and change:
             with closing(sqlite3.connect(store)) as records, records:
                 records.execute(
