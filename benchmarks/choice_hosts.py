@@ -4,7 +4,8 @@ For each number of hosts and rate: messages are measured between the hosts (``sh
 torchrun), then for each model its operators; the model is planned with what was measured, and the frontier is
 run in turns beside plain data parallelism, as ``shardwright tune`` does. Every plan that ran has three predictions: from the
 description of the hosts, from what was measured on them before any plan ran, and with the costs that were
-fitted to the plans that ran, this one among them. Hosts share this machine's cores: each is described with its
+fitted to the plans that ran, this one among them. Each plan runs once more alone for its memory: the bytes of
+tensors on each rank as its allocator counts them. Hosts share this machine's cores: each is described with its
 share of them.
 """
 
@@ -30,13 +31,19 @@ from shardwright.core.costs import CostTable
 from shardwright.core.plan import Measured, Plan
 from shardwright.files.planfile import PlanFile, read_plan_file, write_plan
 from shardwright.planner.search import labels, refit, surveyed
+from shardwright.report.story import PlanStory
 from shardwright.report.units import seconds_text
+from shardwright.runtime.capture import load_model
+from shardwright.runtime.executor import RunOptions
 from shardwright.runtime.launch import join_world, meet
+from shardwright.runtime.train import build_sharded, named_optimizer
+from shardwright.verbs.execution import build_executor
 from shardwright.verbs.measure import environment_of, known_costs, local_cluster
 from shardwright.verbs.narrate import tell
 from shardwright.verbs.request import Watch
 from shardwright.verbs.subject import capture, find_cluster, training_of
 from shardwright.verbs.trials import (
+    LEARNING_RATE,
     MOST_STEPS,
     ROUND_SECONDS,
     TURN_SECONDS,
@@ -81,6 +88,9 @@ class Ran:
     label: str
     predicted: tuple[float, ...]
     lap: Measured
+    memory: (
+        float  # predicted over measured bytes of tensors, less 1, of the stage that is farthest off
+    )
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -176,7 +186,8 @@ class Hosts:
         every = [*survey.plain, believed, *document.frontier.plans, *described.plans]
         whole = [one for one in every if len(one.strategy.devices) == len(self.names)]
         plans = runnable(survey, whole)[:MOST_PLANS]
-        known = dict(zip([one.strategy for one in plans], self._laps(spec, plans), strict=True))
+        laps, peaks = self._laps(spec, plans)
+        known = dict(zip([one.strategy for one in plans], laps, strict=True))
         fitted = refit(survey.context, {one: lap.step_seconds for one, lap in known.items()})
         tables = CostTable(), measured, fitted
         rows = {
@@ -186,8 +197,9 @@ class Hosts:
                     tell(one, graph, self.cluster, table).predicted.step_seconds for table in tables
                 ),
                 lap=known[one.strategy],
+                memory=farthest_off(tell(one, graph, self.cluster, measured), seen),
             )
-            for one, named in zip(plans, labels.told_apart(plans), strict=True)
+            for one, named, seen in zip(plans, labels.told_apart(plans), peaks, strict=True)
         }
         return Case(
             name=name,
@@ -197,8 +209,8 @@ class Hosts:
             believed=rows.get(believed.strategy),
         )
 
-    def _laps(self, spec: str, plans: Sequence[Plan]) -> list[Measured]:
-        """Run plans in turns, a rank on each host."""
+    def _laps(self, spec: str, plans: Sequence[Plan]) -> tuple[list[Measured], list[list[float]]]:
+        """Run plans in turns, a rank on each host; return steps, and peaks of memory by stage."""
         names = [f"{number}.json" for number in range(len(plans))]
         for name, plan in zip(names, plans, strict=True):
             write_plan(self.folder / name, plan)
@@ -206,7 +218,13 @@ class Hosts:
         steps = max(1, min(MOST_STEPS, round(TURN_SECONDS / slowest)))
         self.on_each(__file__, spec, str(self.folder), str(steps), *names)
         found = json.loads((self.folder / "laps.json").read_text())
-        return [Measured(**one) for one in found]
+        return [Measured(**one) for one in found["laps"]], found["peaks"]
+
+
+def farthest_off(story: PlanStory, seen: Sequence[float]) -> float:
+    """Return predicted over measured bytes of tensors, less 1, of the stage where that is farthest from 0."""
+    predicted = [peak - story.process_bytes for peak in story.predicted.peak_bytes]
+    return max((one / own - 1 for one, own in zip(predicted, seen, strict=True)), key=abs)
 
 
 def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
@@ -218,8 +236,8 @@ def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
     kind = local_cluster(Watch()).kind_of(0)
     known = kind.flops_for("float32"), kind.memory_bandwidth
     print(
-        "\n| model | hosts | rate | plan | described | measured on the hosts | fitted | ran | spread |\n"
-        "|---|--:|---|---|--:|--:|--:|--:|--:|"
+        "\n| model | hosts | rate | plan | described | measured on the hosts | fitted | ran | spread "
+        "| memory |\n|---|--:|---|---|--:|--:|--:|--:|--:|--:|"
     )
     lines: list[str] = []
     cases: list[Case] = []
@@ -247,7 +265,8 @@ def _print_rows(case: Case, told: str) -> None:
         errors = " | ".join(f"{error:+.0%}" for error in row.errors)
         seconds, spread = row.lap.step_seconds, row.lap.spread_seconds
         print(
-            f"{told}| {row.label} | {errors} | {seconds_text(seconds)} | {spread / seconds:.1%} |",
+            f"{told}| {row.label} | {errors} | {seconds_text(seconds)} | {spread / seconds:.1%} "
+            f"| {row.memory:+.1%} |",
             flush=True,
         )
 
@@ -270,6 +289,8 @@ def _print_summary(cases: Sequence[Case]) -> None:
             f"{statistics.median(errors):.1%}, worst {max(errors):.1%}; mean tau "
             f"{statistics.mean(known or [float('nan')]):.2f}"
         )
+    memory = [abs(row.memory) for row in rows]
+    print(f"\nmemory: median error {statistics.median(memory):.1%}, worst {max(memory):.1%}")
     regret, believed = ([case.regret[which] for case in cases] for which in range(2))
     believed = [one for one in believed if not math.isnan(one)] or [math.nan]
     print(
@@ -279,7 +300,7 @@ def _print_summary(cases: Sequence[Case]) -> None:
 
 
 def _rank(model: str, folder: str, steps: str, *names: str) -> None:
-    """Run plans in turns as one rank; rank 0 writes what they took."""
+    """Run plans in turns as one rank, then each alone; rank 0 writes what they took."""
     rank, _ = join_world()
     task = Task(
         model=model,
@@ -292,9 +313,28 @@ def _rank(model: str, folder: str, steps: str, *names: str) -> None:
         budget_seconds=ROUND_SECONDS,
     )
     laps = [as_measured(lap) for lap in trial_rank(task)]
+    peaks = [_peaks(model, read_plan_file(Path(folder, name)).frontier.best) for name in names]
     if rank == 0:
-        Path(folder, "laps.json").write_text(json.dumps([asdict(lap) for lap in laps]))
+        found = {"laps": [asdict(lap) for lap in laps], "peaks": peaks}
+        Path(folder, "laps.json").write_text(json.dumps(found))
     meet("at the end of the trial")
+
+
+def _peaks(model: str, plan: Plan) -> list[float]:
+    """Return the most bytes that tensors take on any device of each stage, over all ranks."""
+    source = load_model(model)
+    batch = next(iter(source.batches(plan.global_batch, None)))
+    executor = build_executor(
+        plan,
+        build_sharded(source).module,
+        optimizer=named_optimizer("adamw", LEARNING_RATE),
+        batch=source.sample(plan.global_batch, None),
+        options=RunOptions(releases=True),
+    )
+    float(executor.step(batch))
+    peaks = executor.profile_step(batch).peak_bytes
+    executor.close()
+    return list(peaks)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,9 @@ class CostTable:
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
     bytes; so does ``UPDATE``, and ``PACK`` with (elements, seconds, spread). ``overheads`` are named scalars measured on the machine:
     ``segment_seconds`` (fixed cost of one segment), ``start_seconds`` (what the host takes to start an
-    operator on a GPU), ``message_seconds``, ``update_seconds`` (once a
-    step, before any tensor), ``process_bytes`` (what an empty rank occupies); and by group of ranks
+    operator on a GPU), ``message_seconds``, ``update_seconds`` (once a step, before any tensor),
+    ``process_bytes`` (what an empty rank occupies), ``cores`` (on how many the ranks compute, where some
+    share one); and by group of ranks
     (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since they
     last met) and ``hiding`` (seconds of computation that hide a collective). ``factors`` are fitted
     to plans that ran: by how much the seconds of ``compute``, or of a message's primitive, differ there

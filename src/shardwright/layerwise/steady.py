@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Program, ResourceClass
-from shardwright.planner.simulate.columns import shared_groups
+from shardwright.planner.simulate.columns import ranks_of_groups, shared_groups
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Wiring
@@ -49,8 +49,8 @@ def steady_seconds(
     else:
         # What closes a step takes no time, whatever it is.
         classes = np.append(program.resource_class, ResourceClass.HOST).astype(np.int8)
-        groups = len(program.meshes) + 1
-        _, end, _ = share(wiring, durations, classes, groups, float(overlap_slowdown))
+        ranks = np.append(ranks_of_groups(program), 0)
+        _, end, _ = share(wiring, durations, classes, ranks, float(overlap_slowdown))
     ends = end[closings]
     half = len(ends) // 2
     return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))

@@ -4,14 +4,15 @@ Every function starts its work and returns a ``Pending``; nothing blocks. Where 
 is poor another one of equal result is used: its reduce-scatter is an all-reduce and a copy, so we
 exchange the pieces (all-to-all) and add them in rank order; its all-gather copies every piece
 twice, so each rank broadcasts its own straight into the output; its all-reduce goes round a ring in
-small steps, each of which wakes threads, so two ranks swap what they have (``core.swap``).
+small steps, each of which wakes threads, so two ranks swap what they have (``core.swap``); its
+all-to-all sends one way after the other where ranks do not come at once (``_exchanged``).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 # What gloo sums; anything else is sent as this.
 NOT_SUMMED_BY_GLOO = {torch.bool: torch.uint8, torch.int16: torch.int32}
+
+# Of messages that one rank sends another within an exchange; transfers have tags below it.
+EXCHANGE_TAG = 2**31 - 1
 
 # What ``is_gloo`` found: ``torch.distributed`` takes as long to say it as to copy a small message.
 _BY_GLOO: WeakKeyDictionary[ProcessGroup, bool] = WeakKeyDictionary()
@@ -128,28 +132,44 @@ def _swap(buffer: Tensor, mine: Tensor, group: ProcessGroup) -> Pending:
     flat = mine.view(-1)  # a number has no dim to split
     rank, theirs = group.rank(), torch.empty_like(flat)
     lent = (theirs.detach(), flat.detach())
-    counts = [0, flat.numel()] if rank == 0 else [flat.numel(), 0]
-    work = _exchanged(*lent, counts, group)
+    works = _exchanged({1 - rank: lent[0]}, {1 - rank: lent[1]}, group)
 
     def finish() -> None:
         flat.add_(theirs)
         if mine is not buffer:
             _store(buffer, mine)
 
-    return Pending((work,), buffer, finish, lent)  # type: ignore[arg-type]
+    return Pending(works, buffer, finish, lent)
 
 
-def _exchanged(output: Tensor, pieces: Tensor, counts: list[int], group: ProcessGroup) -> Work:
-    """Start an all-to-all of rows, equal ones where there are no ``counts``.
+def _exchanged(
+    come: Mapping[int, Tensor], go: Mapping[int, Tensor], group: ProcessGroup
+) -> list[Work]:
+    """Start receiving and sending flat tensors, by rank of the group: what is to come is asked for first.
+
+    One thread of gloo's reads and writes. Of two ranks the one that is late would push all it has before
+    it says that it is ready to receive; the other's, which waits for that word, would travel afterwards.
 
     The group is asked itself, here and for sums: what ``torch.distributed`` checks in Python, every
     time, takes a quarter of what a small message takes of the thread that computes.
     """
-    options = dist.AllToAllOptions()
-    options.asyncOp = True
-    if pieces.is_complex():
-        output, pieces = torch.view_as_real(output), torch.view_as_real(pieces)
-    return group.all_to_all_single(output, pieces, counts, counts, options)
+    here, there = (
+        {rank: torch.view_as_real(one) if one.is_complex() else one for rank, one in ends.items()}
+        for ends in (come, go)
+    )
+    works = [group.recv([one], rank, EXCHANGE_TAG) for rank, one in here.items()]
+    return works + [group.send([one], rank, EXCHANGE_TAG) for rank, one in there.items()]
+
+
+def _rows_exchanged(output: Tensor, pieces: Tensor, group: ProcessGroup) -> list[Work]:
+    """Start an exchange of equal pieces of flat tensors: the r-th goes to rank r, whose own becomes the r-th."""
+    ranks, rank = group.size(), group.rank()
+    come, go = output.view(ranks, -1).unbind(), pieces.view(ranks, -1).unbind()
+    come[rank].copy_(go[rank])
+    # Each begins with the rank behind it: not all with one.
+    behind = [(rank + step) % ranks for step in range(1, ranks)]
+    sources = {other: come[other] for other in behind[::-1]}
+    return _exchanged(sources, {other: go[other] for other in behind}, group)
 
 
 def _store(buffer: Tensor, value: Tensor) -> None:
@@ -178,19 +198,21 @@ def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pendin
         return Pending((work,), output)  # type: ignore[arg-type]
     terms = torch.empty_like(whole)
     lent = (terms.detach(), whole.detach())
-    work = _exchanged(*lent, [], group)
+    works = _rows_exchanged(*lent, group)
     rows = terms.view(group.size(), -1)
 
     def add_up() -> None:
         torch.sum(rows, 0, dtype=output.dtype, out=output)
 
-    return Pending((work,), output, add_up, lent)  # type: ignore[arg-type]
+    return Pending(works, output, add_up, lent)
 
 
 def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
     """Send the r-th of the buffer's equal pieces to rank r; one from every rank comes back."""
     lent = (output.detach(), pieces.detach())
-    work = _exchanged(*lent, [], group)
+    if is_gloo(group):
+        return Pending(_rows_exchanged(*lent, group), output, lent=lent)
+    work = dist.all_to_all_single(*lent, group=group, async_op=True)
     return Pending((work,), output, lent=lent)  # type: ignore[arg-type]
 
 

@@ -93,7 +93,7 @@ def _simulated(
 ) -> tuple[Program, Prices, Timeline]:
     program = lower(graph.run_on(cluster.backend), plan.strategy)
     prices = price(program, graph, cluster, table)
-    return program, prices, simulate_on(cluster, program, prices.seconds)
+    return program, prices, simulate_on(cluster, table, program, prices.seconds)
 
 
 def with_process(timeline: Timeline, process_bytes: float) -> Timeline:

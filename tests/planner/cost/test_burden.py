@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -97,6 +98,17 @@ def test_a_group_of_another_size_has_no_burden() -> None:
     assert (known.meeting, known.skew, known.hiding) == (0.5, 0.1, 3.0)
     assert message_burden("all_reduce", 1e9, (0, 1), CPU, table(4)) == NOTHING
     assert message_burden("transfer", 1e9, (0, 1), CPU, table(4)) == NOTHING
+
+
+def test_what_was_seen_while_ranks_shared_cores_is_stretched_only_by_the_simulator() -> None:
+    """Four devices on one core."""
+    known = table(4)
+    shared = replace(known, overheads=(*known.overheads, ("cores", CPU.num_devices / 4)))
+    alone, found = (
+        message_burden("all_reduce", 1e9, (0, 1, 2, 3), CPU, one) for one in (known, shared)
+    )
+    assert (found.held, found.stolen, found.skew) == (alone.held, alone.stolen, alone.skew)
+    assert (4 * found.meeting, 4 * found.hiding) == (alone.meeting, alone.hiding)
 
 
 def test_ranks_come_no_later_to_what_is_larger_than_all_that_was_waited_for() -> None:

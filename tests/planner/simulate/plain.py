@@ -27,13 +27,14 @@ def simulate_plain(
     seconds: NDArray[np.float64],
     *,
     overlap_slowdown: float = 1.0,
+    cores: float = math.inf,
     scatter_copies: float = 0.0,
 ) -> tuple[Times, list[Floats]]:
     """Return start, end and cause of each instruction, and every mesh's bytes over time."""
-    if overlap_slowdown == 1.0:
+    if overlap_slowdown == 1.0 and cores == math.inf:
         times = relax_plain(program, seconds)
     else:
-        times = share_plain(program, seconds, overlap_slowdown)
+        times = share_plain(program, seconds, overlap_slowdown, cores)
     return times, _memory(program, times, touched(program, scatter_copies))
 
 
@@ -90,12 +91,14 @@ class _Running:
             self.finish = now + self.remaining * stretch
 
 
-def share_plain(program: Program, seconds: NDArray[np.float64], slowdown: float) -> Times:
+def share_plain(
+    program: Program, seconds: NDArray[np.float64], slowdown: float, cores: float = math.inf
+) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
     While a group computes and communicates at once, what does either advances at rate 1/slowdown, and
-    all else at 1; meshes of the same devices are one group (``shared_groups``). Completions at one instant come before
-    starts, and starts before rates are settled, so that nothing depends on the order of queues.
+    all else at 1; meshes of the same devices are one group (``shared_groups``). While more devices compute than
+    there are ``cores``, they share these evenly. Completions at one instant come before starts, and starts before rates are settled, so that nothing depends on the order of queues.
     """
     duration: list[float] = seconds.tolist()
     waits = _predecessors(program)
@@ -128,7 +131,14 @@ def share_plain(program: Program, seconds: NDArray[np.float64], slowdown: float)
         if not running:
             return _columns(start, end, cause)
         if all(task.finish > now for task in running.values()):
-            _settle_rates(group, running, classes, now, slowdown)
+            computing = {
+                device
+                for queue, task in running.items()
+                if classes[queue] == ResourceClass.COMPUTE
+                for device in program.meshes[group[task.instruction]].devices
+            }
+            crowd = max(1.0, len(computing) / cores)
+            _settle_rates(group, running, classes, now, (slowdown, crowd))
             now = min(task.finish for task in running.values())
 
 
@@ -137,15 +147,17 @@ def _settle_rates(
     running: dict[int, _Running],
     classes: list[int],
     now: float,
-    slowdown: float,
+    stretches: tuple[float, float],
 ) -> None:
-    """Give every running instruction the rate that its group's mix of work allows."""
+    """Give every running instruction the rate that its group's mix of work, and the crowd, allow."""
+    slowdown, crowd = stretches
     busy: dict[int, set[int]] = {}
     for queue, task in running.items():
         busy.setdefault(group[task.instruction], set()).add(classes[queue])
     for queue, task in running.items():
         overlaps = classes[queue] in SLOWED and busy[group[task.instruction]] >= SLOWED
-        task.settle(now, slowdown if overlaps else 1.0)
+        stretch = slowdown if overlaps else 1.0
+        task.settle(now, stretch * crowd if classes[queue] == ResourceClass.COMPUTE else stretch)
 
 
 def _predecessors(program: Program) -> list[list[int]]:

@@ -1,4 +1,5 @@
 import itertools
+import math
 import subprocess
 import sys
 from fractions import Fraction
@@ -16,6 +17,7 @@ from tests.planner.simulate.plain import simulate_plain
 from tests.planner.simulate.statistics import program_statistics
 
 SLOWDOWNS = st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.7])
+CORES = st.sampled_from([0.5, 1.0, 1.5, 2.0, math.inf])
 
 
 def simpy_ends(rows):
@@ -38,7 +40,7 @@ def simpy_ends(rows):
     return ends
 
 
-def fluid_ends(rows, slowdown):
+def fluid_ends(rows, slowdown, cores=math.inf):
     """Processor sharing in exact fractions: advance everything to the next completion, repeat."""
     left = [Fraction(row.seconds) for row in rows]
     ends = [None] * len(rows)
@@ -55,6 +57,8 @@ def fluid_ends(rows, slowdown):
                 ends[index] = now
             continue
         speed = {}
+        computing = {rows[i].group for i in active if rows[i].resource.startswith("compute")}
+        share = 1 if cores == math.inf else min(1, Fraction(cores) / max(len(computing), 1))
         for index in active:
             works = {"compute": "computes", "link": "sends", "send": "sends"}
             mates = {works.get(rows[j].resource.split(":")[0]) for j in active
@@ -62,6 +66,8 @@ def fluid_ends(rows, slowdown):
             is_slow = mates >= {"computes", "sends"}
             is_slow &= rows[index].resource.split(":")[0] in works  # input works beside both
             speed[index] = 1 / Fraction(slowdown) if is_slow else Fraction(1)
+            if rows[index].resource.startswith("compute"):
+                speed[index] *= share
         step = min(left[index] / speed[index] for index in active)
         now += step
         for index in active:
@@ -76,12 +82,13 @@ def longest_path(rows):
     return max(ends, default=0.0)
 
 
-@given(row_lists(max_size=25), SLOWDOWNS)
+@given(row_lists(max_size=25), SLOWDOWNS, CORES)
 @settings(max_examples=300)
-def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown):
+def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown, cores):
     program, seconds = build_program(rows)
-    fast = simulate(program, seconds, overlap_slowdown=slowdown)
-    (start, end, cause), memory = simulate_plain(program, seconds, overlap_slowdown=slowdown)
+    how = {"overlap_slowdown": slowdown, "cores": cores}
+    fast = simulate(program, seconds, **how)
+    (start, end, cause), memory = simulate_plain(program, seconds, **how)
     assert fast.start.tobytes() == start.tobytes()
     assert fast.end.tobytes() == end.tobytes()
     assert [cause[index] for index in fast.critical] == [*fast.critical[1:], *[-1][: len(rows)]]
@@ -94,11 +101,20 @@ def test_without_slowdown_ends_equal_a_simpy_model(rows):
     np.testing.assert_allclose(simulate(program, seconds).end, simpy_ends(rows), rtol=1e-12)
 
 
-@given(row_lists(), SLOWDOWNS)
-def test_with_slowdown_ends_equal_an_exact_fluid_model(rows, slowdown):
+@given(row_lists(), SLOWDOWNS, CORES)
+def test_with_slowdown_and_few_cores_ends_equal_an_exact_fluid_model(rows, slowdown, cores):
     program, seconds = build_program(rows)
-    end = simulate(program, seconds, overlap_slowdown=slowdown).end
-    np.testing.assert_allclose(end, fluid_ends(rows, slowdown), rtol=1e-9, atol=1e-9)
+    end = simulate(program, seconds, overlap_slowdown=slowdown, cores=cores).end
+    np.testing.assert_allclose(end, fluid_ends(rows, slowdown, cores), rtol=1e-9, atol=1e-9)
+
+
+def test_ranks_share_cores_while_more_of_them_compute_than_there_are():
+    rows = [Row(resource=f"compute:{rank}", group=rank, seconds=2.0) for rank in range(3)]
+    rows.append(Row(resource="compute:0", group=0, seconds=2.0))
+    program, seconds = build_program(rows)
+    # Three get 2/3 of a core each until 3 s; then the first has one of its own.
+    assert simulate(program, seconds, cores=2.0).end.tolist() == [3.0, 3.0, 3.0, 5.0]
+    assert simulate(program, seconds, cores=3.0).end.tolist() == [2.0, 2.0, 2.0, 4.0]
 
 
 @given(row_lists(), SLOWDOWNS)
@@ -203,6 +219,9 @@ def test_wrong_durations_and_slowdowns_are_refused():
     for wrong in (0.9, np.nan, np.inf):
         with pytest.raises(ValueError, match="at least 1"):
             simulate(program, seconds, overlap_slowdown=wrong)
+    for wrong in (0.0, np.nan):
+        with pytest.raises(ValueError, match="more than 0 cores"):
+            simulate(program, seconds, cores=wrong)
 
 
 def test_the_arguments_are_not_changed():

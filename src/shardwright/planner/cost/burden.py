@@ -9,6 +9,7 @@ Nothing is charged where nothing was measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -86,12 +87,14 @@ def message_burden(
     seen = min(num_bytes, waited_at[-1][0])
     late = interpolate(waited_at, seen).seconds - interpolate(alone, seen).seconds
     skew, hiding = (table.overhead_map.get(meeting_name(what, *ends), 0.0) for what in OF_RANKS)
+    # By the clock on the wall while this group computed; where it shares cores, simulated time is as long.
+    crowd = max(1.0, ends[1] / table.overhead_map.get("cores", math.inf))
     return Burden(
         held=interpolate(held_at, num_bytes).seconds,
         stolen=interpolate(stolen_at, num_bytes).seconds,
-        meeting=max(late, 0.0),
+        meeting=max(late, 0.0) / crowd,
         skew=skew,
-        hiding=hiding,
+        hiding=hiding / crowd,
     )
 
 

@@ -63,7 +63,7 @@ def free_seconds(context: Context, evaluation: Evaluation) -> float:
     if not is_sum.any():
         return math.inf
     seconds = np.where(is_sum, 0.0, prices.seconds)
-    return simulate_on(context.cluster, program, seconds).step_seconds
+    return simulate_on(context.cluster, context.table, program, seconds).step_seconds
 
 
 def packings(

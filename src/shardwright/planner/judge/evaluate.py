@@ -204,7 +204,7 @@ def evaluate_program(
     least_seconds: float,
 ) -> tuple[Timeline, Evaluation]:
     """Simulate a strategy that is lowered and priced."""
-    timeline = simulate_on(context.cluster, program, prices.seconds)
+    timeline = simulate_on(context.cluster, context.table, program, prices.seconds)
     feeding = input_costs(program, context.graph, context.facts.samples, context.cluster)
     timeline = with_input(program, timeline, feeding)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)

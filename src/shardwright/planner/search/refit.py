@@ -110,4 +110,4 @@ def _names(programs: list[Program]) -> tuple[str, ...]:
 
 def _seconds(context: Context, program: Program, table: CostTable) -> float:
     prices = price(program, context.graph, context.cluster, table)
-    return simulate_on(context.cluster, program, prices.seconds).step_seconds
+    return simulate_on(context.cluster, table, program, prices.seconds).step_seconds

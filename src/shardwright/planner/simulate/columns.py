@@ -38,3 +38,14 @@ def shared_groups(program: Program) -> NDArray[np.int32]:
         return program.group
     own = np.array([first[frozenset(mesh.devices)] for mesh in program.meshes], dtype=np.int32)
     return own[program.group]
+
+
+def ranks_of_groups(program: Program) -> Ints:
+    """Return how many devices each group has; of meshes of the same devices the first has them all."""
+    seen: set[frozenset[int]] = set()
+    sizes = np.zeros(len(program.meshes), dtype=np.int64)
+    for number, mesh in enumerate(program.meshes):
+        devices = frozenset(mesh.devices)
+        sizes[number] = 0 if devices in seen else len(devices)
+        seen.add(devices)
+    return sizes

@@ -99,16 +99,23 @@ class Progress(NamedTuple):
 
 
 def share(
-    wiring: Wiring, seconds: Floats, classes: NDArray[np.int8], num_groups: int, slowdown: float
+    wiring: Wiring,
+    seconds: Floats,
+    classes: NDArray[np.int8],
+    ranks: Ints,
+    slowdown: float,
+    cores: float = np.inf,
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
-    While a group computes and communicates at once, what does either advances at rate 1/slowdown, and
-    all else at 1; meshes of the same devices are one group. Completions at one instant come before
-    starts, and starts before rates are settled, so that nothing depends on the order of queues.
+    ``ranks`` is how many devices each group has. While a group computes and communicates at once, what
+    does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group.
+    While more ranks compute than there are ``cores``, all of them get equal shares of these. Completions at
+    one instant come before starts, and starts before rates are settled, so that nothing depends on the
+    order of queues.
     """
-    progress = _beginning(wiring, classes, num_groups)
-    _play(wiring, seconds, progress, slowdown)
+    progress = _beginning(wiring, classes, len(ranks))
+    _play(wiring, seconds, progress, slowdown, ranks, cores)
     return progress.start, progress.end, progress.cause
 
 
@@ -139,10 +146,18 @@ def _beginning(wiring: Wiring, classes: NDArray[np.int8], num_groups: int) -> Pr
 
 
 @compiled
-def _play(wiring: Wiring, seconds: Floats, progress: Progress, slowdown: float) -> None:
+def _play(
+    wiring: Wiring,
+    seconds: Floats,
+    progress: Progress,
+    slowdown: float,
+    ranks: Ints,
+    cores: float,
+) -> None:
     """Go from completion to completion until nothing is left to do, changing ``progress``."""
     queues, entries, first, due, tree, followers, start, end, cause = progress
-    now = 0.0
+    now, crowd = 0.0, 1.0
+    are_short = ranks.sum() > cores
     pending, changed = _all(len(queues)), _none(len(due))
     while now < np.inf:
         while due[tree[1]] <= now:
@@ -184,9 +199,14 @@ def _play(wiring: Wiring, seconds: Floats, progress: Progress, slowdown: float) 
                     queue.finish = now
                     _set_due(due, tree, group, now)
         if due[tree[1]] > now:
+            if are_short:
+                was, crowd = crowd, _crowding(queues, first, ranks, cores)
+                if crowd != was:
+                    for group in range(len(ranks)):
+                        _add(changed, group)
             while changed.size[0] > 0:
                 group = _pop(changed)
-                _set_due(due, tree, group, _settle(queues, first[group], now, slowdown))
+                _set_due(due, tree, group, _settle(queues, first[group], now, slowdown, crowd))
             now = due[tree[1]]
 
 
@@ -309,8 +329,23 @@ def _link(queue: Any, first: Ints, resource: int, group: int) -> None:
 
 
 @compiled
-def _settle(queues: Queues, first: int, now: float, slowdown: float) -> float:
-    """Give every running instruction of a group the rate that its mix of work allows.
+def _crowding(queues: Queues, first: Ints, ranks: Ints, cores: float) -> float:
+    """Return how many ranks compute for each core, 1 where all have one."""
+    computing = 0
+    for group in range(len(ranks)):
+        resource = first[group]
+        while resource >= 0:
+            if queues[resource].sort == COMPUTE:
+                computing += ranks[group]
+                break
+            resource = queues[resource].after
+    return max(1.0, computing / cores)
+
+
+@compiled
+def _settle(queues: Queues, first: int, now: float, slowdown: float, crowd: float) -> float:
+    """Give every running instruction of a group the rate that its mix of work, and how many ranks share
+    the cores (``crowd``), allow.
 
     Returns when the first of them finishes; infinity where none runs.
     """
@@ -326,6 +361,8 @@ def _settle(queues: Queues, first: int, now: float, slowdown: float) -> float:
     while resource >= 0:
         queue = queues[resource]
         stretch = shared if queue.sort <= LINK else 1.0
+        if queue.sort == COMPUTE:
+            stretch *= crowd
         if stretch != queue.stretch:
             done = (now - queue.since) / queue.stretch
             queue.remaining = max(0.0, queue.remaining - done)

@@ -6,6 +6,7 @@ and all its predecessors have ended. Nothing else is modelled here: durations ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
-from shardwright.planner.simulate.columns import shared_groups
+from shardwright.planner.simulate.columns import ranks_of_groups, shared_groups
 from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import memory_over_time
 
@@ -30,6 +32,7 @@ def simulate(
     seconds: NDArray[np.float64],
     *,
     overlap_slowdown: float = 1.0,
+    cores: float = math.inf,
     scatter_copies: float = 0.0,
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
@@ -38,12 +41,15 @@ def simulate(
     period, and memory is that of many (``planner.simulate.flushless``).
 
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
-    computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``scatter_copies``: see ``Cluster.scatter_copies``. Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
+    computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``cores``: how
+    many ranks can compute at once; while more do, each has its share of these. ``scatter_copies``: see
+    ``Cluster.scatter_copies``. Deterministic. Takes O(n) time without slow-down and with a core for each rank, else
+    O(n log resources).
     """
-    seconds = _checked(program, seconds, overlap_slowdown)
+    seconds = _checked(program, seconds, overlap_slowdown, cores)
 
     def play(program: Program, seconds: NDArray[np.float64]) -> Timeline:
-        times = _times(program, seconds, overlap_slowdown)
+        times = _times(program, seconds, overlap_slowdown, cores)
         return _timeline(program, times, scatter_copies)
 
     timeline = play(program, seconds)
@@ -54,14 +60,16 @@ def simulate(
 
 def simulate_on(
     cluster: Cluster,
+    table: CostTable,
     program: Program,
     seconds: NDArray[np.float64],
 ) -> Timeline:
-    """Simulate with the overlap and the copies of a cluster."""
+    """Simulate with the overlap and the copies of a cluster, and the cores that its ranks were seen to have."""
     return simulate(
         program,
         seconds,
         overlap_slowdown=cluster.overlap_slowdown,
+        cores=table.overhead_map.get("cores", math.inf),
         scatter_copies=cluster.scatter_copies,
     )
 
@@ -107,7 +115,7 @@ def _timeline(program: Program, times: Times, scatter_copies: float) -> Timeline
 
 
 def _checked(
-    program: Program, seconds: NDArray[np.float64], overlap_slowdown: float
+    program: Program, seconds: NDArray[np.float64], overlap_slowdown: float, cores: float
 ) -> NDArray[np.float64]:
     """Return the durations as a plain column, or refuse what is not a duration."""
     seconds = np.require(seconds, np.float64, ["C", "W"])
@@ -128,18 +136,23 @@ def _checked(
             f"overlap_slowdown must be finite and at least 1 (1: free overlap), "
             f"not {overlap_slowdown}"
         )
+    if not cores > 0:
+        raise ValueError(f"ranks compute on more than 0 cores, not on {cores}")
     return seconds
 
 
-def _times(program: Program, seconds: NDArray[np.float64], overlap_slowdown: float) -> Times:
+def _times(
+    program: Program, seconds: NDArray[np.float64], overlap_slowdown: float, cores: float
+) -> Times:
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
     wiring = _wiring(program)
-    if overlap_slowdown == 1.0:
+    ranks = ranks_of_groups(program)
+    if overlap_slowdown == 1.0 and cores >= ranks.sum():
         return full.relax(wiring, seconds, len(program.resource_names))
     classes = np.require(program.resource_class, np.int8, ["C", "W"])
-    return full.share(wiring, seconds, classes, len(program.meshes), float(overlap_slowdown))
+    return full.share(wiring, seconds, classes, ranks, float(overlap_slowdown), float(cores))
 
 
 def _wiring(program: Program) -> Wiring:

@@ -37,6 +37,8 @@ _MATRIX = 192
 _TOUCHED = 1 << 18
 
 Start = Callable[[], list["Pending"]]
+# Sends from the first rank to the second and back again; each runs what it is given before it sends.
+ThereAndBack = Callable[[Callable[[], object]], None]
 
 
 class Chunk:
@@ -66,11 +68,14 @@ class Chunk:
 
 
 def time_beneath(
-    group: ProcessGroup, starts: Mapping[tuple[str, int], Start], alone: Mapping[str, Timing]
+    group: ProcessGroup,
+    starts: Mapping[tuple[str, int], Start],
+    turns: Mapping[int, ThereAndBack],
+    alone: Mapping[str, Timing],
 ) -> dict[str, Timing]:
     """Return what collectives cost while ranks compute; every rank must call it alike.
 
-    ``starts`` are by primitive and bytes. ``held|PRIMITIVE|BYTES`` are seconds that the computing
+    ``starts`` are by primitive and bytes, ``turns`` those of transfers by bytes. ``held|PRIMITIVE|BYTES`` are seconds that the computing
     thread itself needs to start and finish one; ``stolen|...`` processor seconds of the backend's
     threads, which the computation loses when all cores compute, and by how much longer it computes
     itself meanwhile (interrupts, caches); ``waited|...`` what one takes, besides what it holds, that
@@ -90,13 +95,17 @@ def time_beneath(
         rounds = max(TURNS, min(ROUNDS, int(HIDDEN_SECONDS / seconds)) // TURNS * TURNS)
         hidden = _hidden(start, chunk, (times, rounds), group)
         found[f"held|{name}"], found[f"stolen|{name}"], latency = hidden
-        waited = summarise(_waited(start, chunk, (times, rounds), group))
+        if primitive == "transfer":
+            waited = summarise(_one_way(turns[size], chunk, (times, rounds), group))
+        else:
+            waited = summarise(_waited(start, chunk, (times, rounds), group))
         least = max(waited.seconds - hidden[0].seconds, seconds)
         found[f"waited|{name}"] = Timing(seconds=least, spread=waited.spread, count=rounds)
-        if size <= SIZES[1] or not hiding:
+        if latency and (size <= SIZES[1] or not hiding):
             hiding.append(latency)
-    if hiding:
-        found |= {"skew": _skew(chunk, group), "hiding": summarise(hiding)}
+    if found:
+        hides = summarise(hiding) if hiding else Timing(seconds=CHUNK_SECONDS, spread=0.0, count=1)
+        found |= {"skew": _skew(chunk, group), "hiding": hides}
     return found
 
 
@@ -110,7 +119,8 @@ def _agreed(seconds: float, group: ProcessGroup) -> float:
 def _hidden(
     start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGroup
 ) -> tuple[Timing, Timing, float]:
-    """Return what the computing thread holds, what is stolen of it, and seconds until complete.
+    """Return what the computing thread holds, what is stolen of it, and seconds until complete (0 where
+    nobody is told of that).
 
     ``often``: the times of a chunk, and how many of them.
     """
@@ -138,7 +148,7 @@ def _hidden(
     others = max(time.process_time() - before - own, 0.0) / rounds
     beneath = summarise(slower)
     stolen = Timing(seconds=others + max(beneath.seconds, 0.0), spread=beneath.spread, count=rounds)
-    latency = statistics.median(ended) if ended else CHUNK_SECONDS
+    latency = statistics.median(ended) if ended else 0.0
     return summarise(held), stolen, latency
 
 
@@ -178,6 +188,31 @@ def _waited(start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGr
             chunk.run(times)
             run_through(start)
         found.append((time.perf_counter() - begin - alone) / (rounds // TURNS))
+    return found
+
+
+def _one_way(
+    there_and_back: ThereAndBack, chunk: Chunk, often: tuple[int, int], group: ProcessGroup
+) -> list[float]:
+    """Return what a transfer takes where ranks compute in turns, each before it sends: so do stages of a
+    pipeline that wait for each other."""
+    times, rounds = often
+    own = 0.0
+
+    def compute() -> None:
+        nonlocal own
+        before = time.thread_time()
+        chunk.run(times)
+        own += time.thread_time() - before
+
+    found: list[float] = []
+    for _ in range(TURNS):
+        own = 0.0
+        dist.barrier(group)
+        begin = time.perf_counter()
+        for _ in range(rounds // TURNS):
+            there_and_back(compute)
+        found.append((time.perf_counter() - begin - 2 * own) / (2 * (rounds // TURNS)))
     return found
 
 

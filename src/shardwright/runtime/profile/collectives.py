@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +35,7 @@ from shardwright.errors import InputError
 from shardwright.runtime import collectives as verbs
 from shardwright.runtime.clocks import Ticks, ticks_of
 from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
-from shardwright.runtime.profile.beneath import Start, run_through, time_beneath
+from shardwright.runtime.profile.beneath import Start, ThereAndBack, run_through, time_beneath
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads, time_starts
@@ -190,13 +190,13 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
     try:
         group = cast(ProcessGroup, dist.group.WORLD)
         if measures_host:
-            found["overhead|process_bytes"] = _number(float(resident_bytes()))
+            found["overhead|process_bytes"] = scalar(float(resident_bytes()))
             dist.barrier()  # all cores are busy while any of them is measured
             found |= time_overheads()
         found |= time_collectives(group, probe, job.budget_seconds, report, place)
         if measures_host:
             # What computation loses to messages is priced message by message.
-            found["overhead|overlap_slowdown"] = _number(1.0)
+            found["overhead|overlap_slowdown"] = scalar(1.0)
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -210,12 +210,23 @@ def time_collectives(
     report: Progress,
     place: torch.device = HOST,
 ) -> dict[str, Timing]:
+    """Measure messages alone, and what they cost ranks that compute."""
+    alone = time_alone(group, probe, budget_seconds, report, place)
+    return {**alone, **time_busy(group, probe, alone, place)}
+
+
+def time_alone(
+    group: ProcessGroup,
+    probe: Probe,
+    budget_seconds: float,
+    report: Progress,
+    place: torch.device = HOST,
+) -> dict[str, Timing]:
     """Measure on a group that exists already; every rank must call it with equal arguments, but for
     the device that is its ``place``.
 
-    Sizes are bytes as ``core.program.Message`` counts them. What they cost CPU ranks that compute
-    (``time_beneath``) is measured besides. Everything has its turn in each of some rounds, of which
-    the quietest counts: what else a machine does lasts for seconds.
+    Sizes are bytes as ``core.program.Message`` counts them. Everything has its turn in each of some
+    rounds, of which the quietest counts: what else a machine does lasts for seconds.
     """
     deadline = time.perf_counter() + budget_seconds
     found: dict[str, Timing] = {}
@@ -227,16 +238,30 @@ def time_collectives(
         primitive, size = wanted[done % len(wanted)]
         share = max(deadline - time.perf_counter(), 0.0) / (total - done)
         run = partial(run_through, _prepare(primitive, size, group, place))
+        if primitive == "transfer":
+            run = partial(_there_and_back(size, group, place), _nothing)
         runs = _agree(_runs_within(run, share, ticks), group, place)
         if runs > 0:
             name = f"{primitive}|{size}"
-            timings = [timed(run, runs, ticks), *([found[name]] if name in found else [])]
+            timing = timed(run, runs, ticks)
+            timing = _halved(timing) if primitive == "transfer" else timing
+            timings = [timing, *([found[name]] if name in found else [])]
             found[name] = min(timings, key=lambda timing: timing.seconds)
         report(done + 1, total)
+    return found
+
+
+def time_busy(
+    group: ProcessGroup, probe: Probe, alone: dict[str, Timing], place: torch.device = HOST
+) -> dict[str, Timing]:
+    """Measure what the same collectives, timed ``alone``, cost CPU ranks that compute (``time_beneath``)."""
     if place.type != "cpu":
-        return found
-    starts = {one: _prepare(*one, group, place) for one in wanted if one[1] in SIZES_BENEATH}
-    return found | time_beneath(group, starts, found)
+        return {}
+    sizes = [size for size in sorted(probe.sizes) if size in SIZES_BENEATH]
+    wanted = [(primitive, size) for size in sizes for primitive in probe.primitives]
+    starts = {one: _prepare(*one, group, place) for one in wanted}
+    turns = {size: _there_and_back(size, group, place) for size in sizes}
+    return time_beneath(group, starts, turns, alone)
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:
@@ -288,18 +313,42 @@ def _prepare(primitive: str, size: int, group: ProcessGroup, place: torch.device
 
 
 def _transfer(whole: Tensor, other: Tensor, group: ProcessGroup) -> Start:
-    """Both of the first two ranks send and receive: one exchange is one transfer each way."""
+    """Both of the first two ranks receive and send at once, as stages do that are busy."""
     rank = group.rank()
     if rank > 1:
         return list
     peer = dist.get_global_rank(group, 1 - rank)
-
-    def start() -> list[verbs.Pending]:
-        sent = verbs.send(whole, peer, group, 0)
-        return [verbs.receive(other, peer, group, 0), sent]
-
-    return start
+    return lambda: [verbs.receive(other, peer, group, 0), verbs.send(whole, peer, group, 0)]
 
 
-def _number(value: float) -> Timing:
+def _there_and_back(size: int, group: ProcessGroup, place: torch.device) -> ThereAndBack:
+    """The first two ranks send in turns: a pipeline's messages seldom travel both ways at once."""
+    rank = group.rank()
+    if rank > 1:
+        return _nothing
+    peer = dist.get_global_rank(group, 1 - rank)
+    flat = torch.ones(max(size // 4, 1), device=place)
+
+    def run(before: Callable[[], object]) -> None:
+        for turn in range(2):
+            if turn == rank:
+                before()
+                verbs.send(flat, peer, group, 0).wait()
+            else:
+                verbs.receive(flat, peer, group, 0).wait()
+
+    return run
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _halved(timing: Timing) -> Timing:
+    """Return what one way takes, of both."""
+    return replace(timing, seconds=timing.seconds / 2, spread=timing.spread / 2)
+
+
+def scalar(value: float) -> Timing:
+    """Return what is no duration as a measurement."""
     return Timing(seconds=value, spread=0.0, count=1)

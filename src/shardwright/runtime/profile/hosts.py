@@ -2,8 +2,8 @@
 
 What measures this machine in processes of its own measures here in all ranks at once, each calling the
 same functions with equal arguments. Whoever has more ranks than cores has ranks that compute more slowly
-than their own clocks say: how much more slowly is measured first, and everything that a thread's clock
-has timed is that much longer.
+than their own clocks say while others compute: on how many cores they do is measured first, and the
+simulator shares these among those that compute at once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.costs import PACK, UPDATE, Record, link_label
+from shardwright.core.costs import Record, link_label
 from shardwright.core.legality import divisors
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.profile import operators
@@ -29,7 +30,9 @@ from shardwright.runtime.profile.collectives import (
     SIZES,
     Probe,
     name_records,
-    time_collectives,
+    scalar,
+    time_alone,
+    time_busy,
 )
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads
@@ -45,17 +48,10 @@ Groups = tuple[tuple[int, ...], ...]
 PROBE = Probe(primitives=PRIMITIVES, sizes=SIZES[:-1])
 # To see whether what was measured still holds.
 BRIEF = Probe(primitives=("all_reduce", "transfer"), sizes=(SIZES[3], SIZES[5]), overheads=False)
-# How often all ranks compute to see how much of a core each has.
+# How often all ranks compute to see how much of a core each has. Of a core to itself a rank gets all but
+# what interrupts and other programs take.
 CROWDED_ROUNDS = 24
-OF_THREADS = (
-    "held|",
-    "stolen|",
-    UPDATE,
-    PACK,
-    "overhead|segment",
-    "overhead|message",
-    "overhead|update",
-)
+CROWDED = 1.15
 
 
 def group_shapes(cluster: Cluster) -> tuple[Groups, ...]:
@@ -91,42 +87,53 @@ def measure_links(
     """Measure messages of all shapes of groups, alone and beneath computation, and what running a rank
     costs besides; a collective call. Rank 0's clock counts, and its ``report`` is told."""
     place = own_place()
-    slower = crowding() if place.type == "cpu" else 1.0
     found = _overheads() if place.type == "cpu" and probe.overheads else {}
+    cores = shared_cores() if place.type == "cpu" else float(cluster.num_devices)
+    found["overhead|cores"] = scalar(cores)
     records: list[Record] = []
     shapes = group_shapes(cluster)
     for number, shape in enumerate(shapes):
-        found |= _time_together(shape, probe, budget_seconds / len(shapes), place)
+        found |= _time_shape(shape, probe, budget_seconds / len(shapes), (place, cores))
         report(number + 1, len(shapes))
         first = shape[0]
         hosts = len({cluster.devices[device].host for device in first})
-        longer = {name: _crowded(name, one, slower) for name, one in found.items()}
         label = link_label(cluster, first)
-        records += name_records(longer, hosts, len(first), label, environment)
+        records += name_records(found, hosts, len(first), label, environment)
         found = {}
     return records
 
 
 def _overheads() -> dict[str, Timing]:
     """Measure what running a rank costs, all ranks busy at the same time."""
-    occupied = Timing(seconds=float(resident_bytes()), spread=0.0, count=1)
+    occupied = scalar(float(resident_bytes()))
     dist.barrier()
     return {"overhead|process_bytes": occupied, **time_overheads()}
 
 
-def _time_together(
-    shape: Groups, probe: Probe, seconds: float, place: torch.device
+def _time_shape(
+    shape: Groups, probe: Probe, seconds: float, means: tuple[torch.device, float]
 ) -> dict[str, Timing]:
-    """Measure in all groups of a shape at once; nothing on a rank that is in none."""
+    """Measure messages alone in all groups of a shape at once; nothing on a rank that is in none.
+
+    What they cost who computes is measured at once, too, unless ranks share cores: then only in the first
+    group, since the simulator knows of the others.
+    """
+    place, cores = means
     groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
+    mine = [one for one, own in zip(groups, shape, strict=True) if dist.get_rank() in own]
     found: dict[str, Timing] = {}
-    for group, devices in zip(groups, shape, strict=True):
-        if dist.get_rank() in devices:
-            found = time_collectives(group, probe, seconds, lambda *_: None, place)
+    for group in mine:
+        found = time_alone(group, probe, seconds, lambda *_: None, place)
     dist.barrier()
-    for group, devices in zip(groups, shape, strict=True):
-        if dist.get_rank() in devices:
-            dist.destroy_process_group(group)
+    is_crowded = cores < dist.get_world_size()
+    for group in mine:
+        if group is groups[0] or not is_crowded:
+            found |= time_busy(group, probe, found, place)
+    dist.barrier()
+    if is_crowded and "skew" in found:
+        found["skew"] = scalar(0.0)  # whoever comes late had no core meanwhile
+    for group in mine:
+        dist.destroy_process_group(group)
     return found
 
 
@@ -143,7 +150,6 @@ def measure_operators(
     shards = operators.distinct_shards(captured, requests, replace(setting, device=place.type))
     if not shards:
         return []
-    slower = crowding() if place.type == "cpu" else 1.0
     if place.type == "cpu":  # with as many threads as it trains with
         mine = time_in_passes(shards, budget_seconds, report)
     else:
@@ -151,10 +157,7 @@ def measure_operators(
         mine = operators.work(place.index or 0, job, Path(), report)
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
-    return [
-        replace(one, seconds=slower * one.seconds, spread=slower * one.spread)
-        for one in operators.merged(shards, ranks, setting.environment)
-    ]
+    return operators.merged(shards, ranks, setting.environment)
 
 
 def own_place() -> torch.device:
@@ -162,25 +165,24 @@ def own_place() -> torch.device:
     return torch.device(device_of("", "", this_host()))
 
 
-def crowding() -> float:
-    """Return how many times as long as its own clock says a rank computes while all of them do, in the
-    mean of all ranks: between points where they meet, since whoever is ready first leaves its core to
-    the others. How much later the slowest comes is the skew."""
+def shared_cores() -> float:
+    """Return on how many cores all ranks compute: as many as there are ranks where each has one.
+
+    Ranks compute between points where they meet. What all of them do until the last is done, whoever had
+    a core meanwhile, is what the cores do in that time.
+    """
     chunk = Chunk()
-    times = max(1, round(LONG_CHUNK_SECONDS / chunk.once))
-    took = own = 0.0
+    times = chunk.times(LONG_CHUNK_SECONDS, cast(ProcessGroup, dist.group.WORLD))
+    mine: list[tuple[float, float]] = []
     for _ in range(CROWDED_ROUNDS):
         dist.barrier()
         begin, before = time.perf_counter(), time.thread_time()
         chunk.run(times)
-        took += time.perf_counter() - begin
-        own += time.thread_time() - before
-    shared = torch.tensor([took / own], dtype=torch.float64)
-    dist.all_reduce(shared)
-    return max(1.0, float(shared.item()) / dist.get_world_size())
-
-
-def _crowded(name: str, timing: Timing, slower: float) -> Timing:
-    if not name.startswith(OF_THREADS):
-        return timing
-    return replace(timing, seconds=slower * timing.seconds, spread=slower * timing.spread)
+        mine.append((time.perf_counter() - begin, time.thread_time() - before))
+    lengths = torch.tensor(mine, dtype=torch.float64)
+    rows = [torch.empty_like(lengths) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, lengths)
+    took, own = torch.stack(rows).unbind(-1)
+    if float((took / own).mean(dim=0).median()) < CROWDED:
+        return float(len(rows))
+    return float((own.sum(dim=0) / took.max(dim=0).values).median())

@@ -34,7 +34,7 @@ def hardware_prices(
         after = price(program, graph, other, bare).seconds
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(before > 0, after / before, 1.0)
-        timeline = simulate_on(other, program, actual * share)
+        timeline = simulate_on(other, table, program, actual * share)
         found.append(ShadowPrice(what=what, step_seconds=timeline.step_seconds))
     return tuple(sorted(found, key=lambda one: (one.step_seconds, one.what)))
 
