@@ -153,6 +153,18 @@ def test_wrong_types_in_a_store_are_refused(tmp_path: Path):
         store.find(None, "here")
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path):
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put([record("k")])
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE record SET key = zeroblob(20000000)")
+    connection.close()
+    with pytest.raises(StoreError, match="a name in it is no text") as caught, Store(path) as store:
+        store.find(None, "here")
+    assert len(str(caught.value)) < 500 + len(str(path))
+
+
 def test_a_directory_in_place_of_the_store_is_refused(tmp_path: Path):
     with pytest.raises(StoreError, match="writable"), Store(tmp_path):
         pass

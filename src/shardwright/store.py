@@ -256,6 +256,8 @@ def _row(record: Record, path: Path) -> tuple[object, ...]:
 
 def _record(row: tuple[object, ...]) -> Record:
     key, seconds, spread, count, environment, measured_at = row
+    if not all(isinstance(text, str) for text in (key, environment, measured_at)):
+        raise TypeError("a name in it is no text")
     if not (isinstance(seconds, int | float) and isinstance(spread, int | float)):
         raise TypeError("a duration in it is not a number")
     if not (math.isfinite(seconds) and math.isfinite(spread)):

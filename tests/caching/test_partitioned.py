@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 import zlib
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from shardwright.caching.minio import digest_of
 from shardwright.errors import InputError, ShardwrightWarning
 from tests.caching.test_datasets import shards
 from tests.caching.workers import content, serve, start
+from tests.processes import states, wait_until
 
 CAPACITY = 1 << 20
 KEY = "of this job"
@@ -99,13 +99,10 @@ def test_what_a_full_host_declines_is_cached_by_the_next(tmp_path):
         assert hosts.epoch(2) == 0
 
 
-def wait_for_end(process: int) -> None:
-    """Wait until a process is stopped or gone: it may answer once more before a signal reaches it."""
-    deadline = time.monotonic() + 10
-    with contextlib.suppress(FileNotFoundError):  # gone, and reaped by the fork server
-        while Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "TZX":
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+def has_ended(process: int) -> bool:
+    """Whether all threads of a process are stopped or gone: each may answer once more before a signal reaches
+    it."""
+    return all(state in "TZX" for state in states(process))
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
@@ -114,7 +111,7 @@ def test_a_host_that_is_gone_or_stuck_is_done_without_and_its_items_move(tmp_pat
         hosts.epoch(0)
         lost = hosts.local[2].state().items
         os.kill(hosts.servers[2].pid, end)
-        wait_for_end(hosts.servers[2].pid)
+        assert wait_until(lambda: has_ended(hosts.servers[2].pid), 10)
         with pytest.warns(ShardwrightWarning, match="does not answer"):
             assert hosts.epoch(1, alive=(0, 1)) == lost
         assert hosts.epoch(2, alive=(0, 1)) == 0

@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.crossing import arrival, pieces_between
+from shardwright.core.crossing import arrival, elements_between, pieces_between
 from shardwright.core.layout import FLAT, PARTIAL, REPLICATE, local_shape, shard_offsets
 from shardwright.core.strategy import Mesh
 
@@ -57,6 +58,18 @@ def test_every_shard_is_put_together_from_pieces_that_do_not_overlap(data):
         arrived[piece.destination][cut(piece.put)] += held[piece.source][cut(piece.taken)]
     for device, shard in expected.items():
         np.testing.assert_array_equal(arrived[device], shard)
+
+
+@given(st.data(), st.sampled_from((0, 1000)))
+def test_elements_are_those_of_the_pieces_wherever_the_meshes_are(data, away):
+    here, other = data.draw(meshes()), data.draw(meshes())
+    there = replace(other, devices=tuple(device + away for device in other.devices))
+    lying, wanted = data.draw(layouts(here)), data.draw(layouts(there))
+    source = local_shape(SHAPE, lying, here.sizes), lying, here
+    result = local_shape(SHAPE, wanted, there.sizes), wanted, there
+    pieces = pieces_between(SHAPE, here, lying, there, wanted)
+    found = [(one.source, one.destination, one.num_elements) for one in pieces]
+    assert elements_between(source, result) == found
 
 
 @given(st.data())

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -25,6 +24,7 @@ from shardwright.runtime.launch import Stopped, launch
 from shardwright.runtime.scratch import claim, scratch, sweep
 from shardwright.runtime.stopped import LOOK_SECONDS, Patience
 from tests import zoo
+from tests.processes import is_alive, wait_until
 from tests.runtime.lingering import linger
 from tests.runtime.world import ROOT
 
@@ -54,22 +54,6 @@ except RunError as error:
 def server_of(rank: int) -> int:
     """The process that a rank was forked from."""
     return int(Path(f"/proc/{rank}/stat").read_text().rpartition(") ")[2].split()[1])
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process runs; one that nobody has reaped does not."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def wait_until(reached, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not reached() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(reached())
 
 
 @pytest.fixture
@@ -187,7 +171,7 @@ def test_ranks_end_once_the_launcher_is_asked_to_stop(tmp_path: Path) -> None:
     files = [tmp_path / "0", tmp_path / "1"]
     with pytest.raises(Stopped):
         launch(linger, 2, (str(tmp_path),), stops=lambda: all(one.exists() for one in files))
-    assert not any(is_alive(int(one.read_text())) for one in files)
+    assert wait_until(lambda: not any(is_alive(int(one.read_text())) for one in files), 10)
 
 
 def test_a_fork_server_that_is_killed_as_it_starts_a_rank_is_told_of(tmp_path: Path) -> None:
@@ -291,7 +275,7 @@ def test_a_fork_server_that_is_stopped_alone_is_told_of_and_ended(
     who = f"the process that ranks are started from (process {server})"
     assert err.startswith(f"all processes of a run must go on, but {who} was stopped")
     assert err.count("\n") == 1
-    assert not any(map(is_alive, [*ranks, server]))
+    assert wait_until(lambda: not any(map(is_alive, [*ranks, server])), 10)
     assert list((short / "tmp").iterdir()) == []
 
 

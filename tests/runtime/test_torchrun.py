@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.test_termination import is_alive, wait_until
+from tests.processes import is_alive, wait_until
 from tests.runtime.world import ROOT
 
 pytestmark = pytest.mark.ranks
@@ -56,7 +56,7 @@ def test_a_stopped_rank_is_noticed_in_time_and_everything_ends(tmp_path: Path) -
     assert line.startswith("error: rank 0 waited for other ranks longer than a message may take")
     assert f"process {ranks[1]} on this host is stopped" in line
     assert "[rank" not in text
-    assert not any(map(is_alive, ranks))
+    assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
 
 
 def test_a_rank_that_is_stopped_after_its_last_message_is_noticed_too(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         os.killpg(agent.pid, signal.SIGINT)
         text, _ = agent.communicate(timeout=60)
     assert lines_of_ranks(text) == ["error: interrupted; the last checkpoint is unharmed"]
-    assert not any(map(is_alive, ranks))
+    assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
 
 
 def test_ranks_die_with_an_agent_that_is_killed(tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.core.layout import (
     FLAT,
@@ -24,10 +28,12 @@ from shardwright.core.layout import (
     can_lie,
     local_shape,
     shard_offsets,
+    whole_shape,
 )
 from shardwright.core.strategy import Mesh
 
 Box = tuple[tuple[int, int], ...]  # (first, size) per dim
+Shards = tuple[tuple[int, ...], Layout, Mesh]  # the shape on a device
 
 # One tensor in more pieces is refused: 512 shards for 512 devices each, say.
 MOST_PIECES = 2**18
@@ -67,6 +73,47 @@ def pieces_between(
     if FLAT in lying or FLAT in wanted:
         return _in_a_row(math.prod(shape), here, lying, there, wanted)
     return _cut_otherwise(shape, here, lying, there, wanted)
+
+
+def crossing_shape(source: Shards, result: Shards) -> tuple[int, ...]:
+    """Return the shape of a whole tensor from its shards on two meshes: padding of flat ones is no part of it."""
+    shape, layout, mesh = result if FLAT in source[1] else source
+    return whole_shape(shape, layout, mesh.sizes)
+
+
+def elements_between(source: Shards, result: Shards) -> list[tuple[int, int, int]]:
+    """Return sender, receiver and number of elements of all pieces between two meshes, see ``pieces_between``.
+
+    Pipelines ask for the same between many pairs of meshes, and searches for many strategies: with devices
+    numbered from the first mesh on it is found once.
+    """
+    (_, lying, here), (_, wanted, there) = source, result
+    place = {device: number for number, device in enumerate(here.devices)}
+    receivers = tuple([place.setdefault(device, len(place)) for device in there.devices])
+    ends = (here.sizes, lying), (there.sizes, wanted)
+    rows = _elements_numbered(crossing_shape(source, result), ends, receivers)
+    devices = list(place)
+    return [
+        (devices[sender], devices[receiver], count) for sender, receiver, count in rows.tolist()
+    ]
+
+
+Cut = tuple[tuple[int, ...], Layout]  # sizes of a mesh, and what is cut along its axes
+
+
+@lru_cache(maxsize=64)
+def _elements_numbered(
+    shape: tuple[int, ...], ends: tuple[Cut, Cut], receivers: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """Return the same where the first mesh's devices are numbered from 0 on, a row each."""
+    (sizes, lying), (others, wanted) = ends
+    here, there = (
+        Mesh(axes=tuple(map(str, range(len(own)))), sizes=own, devices=devices)
+        for own, devices in ((sizes, tuple(range(math.prod(sizes)))), (others, receivers))
+    )
+    pieces = pieces_between(shape, here, lying, there, wanted)
+    rows = [(one.source, one.destination, one.num_elements) for one in pieces]
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
 def _cut_otherwise(

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.constants import Constants
-from shardwright.core.crossing import Piece, adds_up, pieces_between, whole_shards
+from shardwright.core.crossing import Piece, adds_up, crossing_shape, pieces_between, whole_shards
 from shardwright.core.graph import Constant, tensor_bytes
 from shardwright.core.halo import Halos
-from shardwright.core.layout import FLAT, Layout, whole_shape
+from shardwright.core.layout import Layout
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
@@ -318,9 +318,9 @@ def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple
     """Return what travels when ``source`` on one mesh becomes ``result`` on another."""
     if here.sizes == there.sizes and source.layout == result.layout:
         return whole_shards(source.shape, here, there)
-    shape = whole_shape(source.shape, source.layout, here.sizes)
-    if FLAT in source.layout:  # whose padding is no part of the tensor
-        shape = whole_shape(result.shape, result.layout, there.sizes)
+    shape = crossing_shape(
+        (source.shape, source.layout, here), (result.shape, result.layout, there)
+    )
     return pieces_between(shape, here, source.layout, there, result.layout)
 
 

@@ -183,3 +183,6 @@ def test_an_order_of_parts_is_planned_or_refused() -> None:
     assert decode(type(found), encode(found)) == found
     with pytest.raises(InputError, match=r"parts.toml is impossible here: .* lacks actions: 0B0"):
         asked_for(known, replace(wanted, order=("0F0 0F1 0B1", order[1])))
+    elsewhere = replace(parts[1], devices=(16,))
+    with pytest.raises(InputError, match=r"0 to 1, but it names 16; name others"):
+        asked_for(known, replace(wanted, parts=(parts[0], elsewhere)))

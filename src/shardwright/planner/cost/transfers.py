@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
+from shardwright.core.crossing import elements_between
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import Message, Program, Value, value_pieces
+from shardwright.core.program import Message, Program, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds
 
@@ -116,9 +117,10 @@ def moved_bytes(
             pieces = dict.fromkeys(places, source.bytes).items()
         else:
             width = DTYPE_BYTES[source.dtype]
+            ends_of = (source.shape, source.layout, here), (result.shape, result.layout, there)
             pieces = [
-                ((piece.source, piece.destination), piece.num_elements * width)
-                for piece in value_pieces(source, here, result, there)
+                ((sender, receiver), count * width)
+                for sender, receiver, count in elements_between(*ends_of)
             ]
         for pair, size in pieces:
             if pair[0] != pair[1]:

@@ -109,7 +109,8 @@ def _placed(context: Context, placement: Placement) -> Strategy:
     highest = max(device for part in placement.parts for device in part.devices)
     if highest >= count:
         raise InputError(
-            f"{placement.name} names device {highest}, but the cluster has {count}: 0 to {count - 1}"
+            f"{placement.name} may name devices of the cluster, 0 to {count - 1}, but it names {highest}; name "
+            "others, or plan for more devices"
         )
     try:
         made = _trained(context, place_modules(context.graph, placement, context.facts.samples))

@@ -1,0 +1,114 @@
+"""Planning that is stopped, by Ctrl-C or by its seconds: whatever the method, the answer is the best so far."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwright import api
+from shardwright.core.plan import Frontier
+from shardwright.files.planfile import read_plan
+from tests import zoo
+from tests.command import MODEL, shardwright
+
+pytestmark = pytest.mark.torch
+
+# Ctrl-C comes once while the model is captured: when its batch is made.
+STOPPING = (
+    MODEL.replace("import torch\n", "import os, signal\nimport torch\n", 1)
+    + """
+made, sent = example_batch, []
+
+def example_batch(batch_size=8):
+    if not sent:
+        sent.append(os.kill(os.getpid(), signal.SIGINT))
+    return made(batch_size)
+
+def build_whole():
+    return Net()
+
+def build_whole_batch(batch_size=8):
+    return made(batch_size)
+"""
+)
+METHODS = {
+    "exact": (),
+    "mcmc": ("--method", "mcmc"),
+    "min-devices": ("--mode", "min-devices"),
+    "min-money": ("--mode", "min-money"),
+    "curve": ("--mode", "curve"),
+    "deadline": ("--deadline", "10 s"),
+    "staleness": ("--allow-staleness", "3"),
+    "compression": ("--allow-compression",),
+    "spacing": ("--spacing", "0.01"),
+    "named": ("--seed-plan", "megatron:2x2"),
+}
+PRICED = """
+[kind.gpu]
+peak = { float32 = "10 TFLOP/s" }
+memory = "16 GiB"
+memory_bandwidth = "900 GB/s"
+[[host]]
+kind = "gpu"
+devices = 4
+link = "50 GB/s"
+price = "4 USD/h"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(STOPPING)
+    (tmp_path / "cluster.toml").write_text(PRICED)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", METHODS.values(), ids=METHODS)
+def test_ctrl_c_gives_the_best_so_far_whatever_the_method(
+    words: tuple[str, ...], folder: Path
+) -> None:
+    plan = ("plan", "net.py:build", "-c", "cluster.toml", "-b", "8", *words, "--json")
+    done = shardwright(*plan, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "stopping at the next safe point; Ctrl-C again stops at once" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["complete"] is False
+    assert read_plan(folder / "plan.json")
+
+
+@pytest.mark.parametrize("words", METHODS.values(), ids=METHODS)
+def test_seconds_bound_every_method(words: tuple[str, ...], folder: Path) -> None:
+    plan = ("plan", "net.py:build_whole", "-c", "cluster.toml", "-b", "8", *words)
+    done = shardwright(*plan, "--seconds", "1e-3", "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert read_plan(folder / "plan.json")
+
+
+@pytest.mark.parametrize("mode", ["min-time", "min-devices", "curve"])
+def test_a_search_may_be_stopped_whenever_it_asks(mode: str) -> None:
+    module, batch = zoo.mlp()
+    asked = 0
+
+    def planned(last: int) -> Frontier:
+        nonlocal asked
+        asked = 0
+
+        def stop() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > last
+
+        request = api.Request(mode=mode, precision="float64", measure="never")
+        watch = api.Watch(stop=stop)
+        return api.study(module, "2x2xV100", request, watch, batch=batch).frontier
+
+    best = planned(10**9).best.predicted.step_seconds
+    whole, seconds = asked, list[float]()
+    for last in (0, whole // 9, whole // 3, whole // 2, whole - 2):
+        found = planned(last).best
+        seconds.append(found.predicted.step_seconds)
+        assert last or found.bound is None
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] >= best * (1 - 1e-9)
