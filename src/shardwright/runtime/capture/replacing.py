@@ -30,11 +30,15 @@ def opaque_modules(
 ) -> Iterator[tuple[str, ...]]:
     """Yield with more and more of ``twin`` replaced by opaque operators, smallest culprits first.
 
-    First those alone that an observed run says must stay whole, then also those that cannot be
-    captured: ``attempt`` raises where a module with given arguments cannot be. Of these only the rest
+    First those alone that an observed run says must stay whole, before that with those written out that only
+    take gradients; then also those that cannot be captured: ``attempt`` raises where a module with given arguments cannot be. Of these only the rest
     behind their first calls of submodules where that is possible. Replacements are undone when the
     generator goes on. Yields the paths; ends before the whole model would be opaque.
     """
+    if seen.inner and not seen.switches:
+        with _replaced(twin, sorted(seen.whole), seen, inner=seen.inner) as is_done:
+            if is_done:
+                yield tuple(sorted(seen.whole))
     if "" in seen.whole:
         return
     if seen.whole:
@@ -120,11 +124,15 @@ def _replaced(
     paths: Sequence[str],
     seen: Observation,
     tails: Mapping[str, Tail | None] | None = None,
+    inner: frozenset[str] = frozenset(),
 ) -> Iterator[bool]:
-    """Let modules, or only their tails, be opaque for a while; yields whether all of them can be."""
+    """Let modules, or only their tails, be opaque for a while, those of ``inner`` until they are written out;
+    yields whether all of them can be."""
     with stub_keys() as keys:
         try:
-            keys += [_replace(twin, path, seen, (tails or {}).get(path)) for path in paths]
+            keys += [
+                _replace(twin, path, seen, (tails or {}).get(path), path in inner) for path in paths
+            ]
             yield all(keys)
         finally:
             for path in paths:
@@ -158,14 +166,17 @@ def _suspects(
     return []
 
 
-def _replace(twin: nn.Module, path: str, seen: Observation, tail: Tail | None = None) -> str:
+def _replace(
+    twin: nn.Module, path: str, seen: Observation, tail: Tail | None, is_inner: bool
+) -> str:
     """Let a module's forward call the opaque operator; returns its key, "" when it cannot."""
     child, site = twin.get_submodule(path), seen.sites[path]
     if not tensors_of(site.arguments[0]) or not _can_be_returned(path, site.results[0]):
         return ""
     call = _call_of(child, path, seen, tail)
-    key = keep_stub(Stub(call, partial(_scaled_results, site)))
     original = child.forward
+    inner = original if is_inner else None
+    key = keep_stub(Stub(call, partial(_scaled_results, site), inner=inner))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         known = first_results(child, original, tail, args, kwargs) if tail else ()
