@@ -27,8 +27,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.norm = nn.Linear(6, 8), nn.Linear(8, 6), nn.LayerNorm(8)
-        self.head = nn.Linear(8, 1)
+        self.one, self.two, self.norm = nn.Linear(6, 10), nn.Linear(10, 6), nn.LayerNorm(10)
+        self.head = nn.Linear(10, 1)
 
     def energy(self, x: Tensor) -> Tensor:
         return self.head(self.norm(F.silu(self.one(x)))).squeeze(-1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardwright.core.graph import SYNCHRONISED, OperatorGraph
 from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.rules import has_rule, iterate
 
 # Constants that may be one number for every sample.
 FILLS = ("aten.ones.default", "aten.zeros.default", "aten.full.default")
@@ -149,8 +149,10 @@ class _Analysis:
             return (
                 "samples meet each other, as in contrastive losses; split them over devices instead"
             )
-        if not iteration.dims:
+        if not has_rule(operator.kind):
             return "it has no rule; write it with operators that have one"
+        if not iteration.dims:
+            return "it takes all samples at once; let it take each by itself"
         return "it runs along the dim that counts samples; let it run along another"
 
     def _sample_names(self, index: int, iteration: Iteration) -> set[str]:

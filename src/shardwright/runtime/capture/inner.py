@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import get_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.overrides import TorchFunctionMode
@@ -24,26 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardwright.runtime.capture.gradients import check_engine_call, engine_calls
 from shardwright.runtime.capture.hooks import Stub, inner_stub
 from shardwright.runtime.capture.record import Unsupported, aten
+from shardwright.runtime.capture.transforms import PLAIN, anew
 
 _OPAQUE = torch.ops.shardwright.opaque.default
 _UNTRACKED = "without gradients"  # in a node's meta
-
-# Kernels that backward calls, and those that forward calls for its sake, in operators that have rules and
-# derivatives of their own.
-_PLAIN = get_decompositions(
-    [
-        aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward, aten.gelu_backward,
-        aten.silu_backward, aten.softplus_backward, aten.elu_backward, aten.leaky_relu_backward,
-        aten.hardtanh_backward, aten.hardswish_backward, aten.mish_backward, aten.log_sigmoid_backward,
-        aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
-        aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm,
-        aten.native_group_norm_backward, aten.mse_loss_backward, aten.smooth_l1_loss_backward,
-        aten.huber_loss_backward, aten.binary_cross_entropy_backward,
-        aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding_dense_backward,
-        aten.slice_backward, aten.select_backward, aten.unfold_backward, aten.diagonal_backward,
-        aten.log_sigmoid_forward, aten.rsub, aten.addcmul, aten.addcdiv,
-    ]
-)  # fmt: skip
 
 
 def inner_written_out(module: fx.GraphModule) -> fx.GraphModule:
@@ -54,7 +37,7 @@ def inner_written_out(module: fx.GraphModule) -> fx.GraphModule:
     for node in module.graph.nodes:
         stub = _inner(node)
         if stub is not None:
-            known[node] = list(_insert(graph, known, stub, node, tracks))
+            known[node] = _insert(graph, known, stub, node, tracks)
         elif node.target is operator.getitem and isinstance(known[node.args[0]], list):
             known[node] = known[node.args[0]][node.args[1]]
         else:
@@ -71,43 +54,34 @@ def _inner(node: fx.Node) -> Stub | None:
 
 def _insert(
     graph: fx.Graph, known: dict[fx.Node, Any], stub: Stub, place: fx.Node, tracks: bool
-) -> Iterator[Any]:
-    """Add the operators of a call to a graph; yields its results."""
+) -> list[Any]:
+    """Add the operators of a call to a graph; returns its results."""
     given: Any = place.args[0]
     traced = _traced(stub, [node.meta["val"] for node in given])
-    here, places, now = dict[fx.Node, Any](), iter(given), tracks
-    for node in traced.graph.nodes:
-        if node.op == "output":
-            break
-        if node.op == "placeholder":
-            here[node] = known[next(places)]
-            continue
+    *nodes, output = traced.graph.nodes
+    here = dict(zip(nodes, map(known.__getitem__, given), strict=False))  # placeholders come first
+    now = tracks
+    for node in nodes[len(given) :]:
+        wanted = tracks and not node.meta.get(_UNTRACKED, False)
         if node.op == "get_attr":
             here[node] = _constant(graph, getattr(traced, node.target))
-            continue
-        wanted = tracks and not node.meta.get(_UNTRACKED, False)
-        if node.target is aten.detach.default and wanted:
+        elif node.target is aten.detach.default and wanted:
             here[node] = here[node.args[0]]  # autograd's own: how it keeps what backward needs
-            continue
-        if wanted != now:
-            graph.call_function(torch._C._set_grad_enabled, (wanted,))
-            now = wanted
-        here[node] = graph.node_copy(node, here.__getitem__)
-        here[node].target = _apart(node.target)
-        here[node].meta["nn_module_stack"] = place.meta.get("nn_module_stack")
-    if now != tracks:
-        graph.call_function(torch._C._set_grad_enabled, (tracks,))
-    results = next(iter(reversed(traced.graph.nodes))).args[0]
-    yield from (here[one] for one in (results if isinstance(results, (list, tuple)) else [results]))
+        else:
+            now = _border(graph, now, wanted)
+            here[node] = graph.node_copy(node, here.__getitem__)
+            here[node].target = anew(node.target)
+            here[node].meta["nn_module_stack"] = place.meta.get("nn_module_stack")
+    _border(graph, now, tracks)
+    results = output.args[0]
+    return [here[one] for one in (results if isinstance(results, (list, tuple)) else [results])]
 
 
-def _apart(target: Any) -> Any:
-    """Return the operator that looks at a tensor anew instead of changing what it looks at: traced nodes name
-    what it is afterwards."""
-    if torch.Tag.inplace_view not in getattr(target, "tags", ()):
-        return target
-    name = target._schema.name.split("::")[1]
-    return getattr(getattr(aten, name.removesuffix("_")), target._overloadname)
+def _border(graph: fx.Graph, now: bool, wanted: bool) -> bool:
+    """Begin or end a region without gradients where one is to; returns what holds behind."""
+    if wanted != now:
+        graph.call_function(torch._C._set_grad_enabled, (wanted,))
+    return wanted
 
 
 def _constant(graph: fx.Graph, value: Any) -> fx.Node:
@@ -129,7 +103,7 @@ def _traced(stub: Stub, given: Sequence[Tensor]) -> fx.GraphModule:
 
     def trace(place: contextlib.AbstractContextManager[Any]) -> fx.GraphModule:
         with place, engine_calls(engine), torch.enable_grad():
-            return make_fx(run, decomposition_table=_PLAIN)(*map(_empty, given))
+            return make_fx(run, decomposition_table=PLAIN)(*map(_empty, given))
 
     try:
         traced = trace(FakeTensorMode(allow_non_fake_inputs=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,11 +29,9 @@ _operators.define(
     "bool has_biases, int num_layers, bool bidirectional, bool batch_first) -> Tensor[]"
 )
 # These pack also where a model has imported them by name.
-_pack = types.FunctionType(
-    rnn.pack_padded_sequence.__code__, vars(rnn), "pack", rnn.pack_padded_sequence.__defaults__
-)
-_pad = types.FunctionType(
-    rnn.pad_packed_sequence.__code__, vars(rnn), "pad", rnn.pad_packed_sequence.__defaults__
+_pack, _pad = (
+    types.FunctionType(one.__code__, one.__globals__, one.__name__, one.__defaults__)
+    for one in (rnn.pack_padded_sequence, rnn.pad_packed_sequence)
 )
 
 
@@ -148,14 +146,19 @@ def _run(layer: Any, packed: Packed, hx: Any) -> Any:
     if layer.proj_size or (layer.dropout and layer.training and layer.num_layers > 1):
         raise Unsupported("a recurrence over packed sequences with projections or dropout inside")
     padded, lengths = packed.data, packed.batch_sizes
-    is_lstm = layer.mode == "LSTM"
-    states: Sequence[Tensor] = hx if isinstance(hx, (tuple, list)) else [hx]
+    states = hx if isinstance(hx, (tuple, list)) else [hx]
     if hx is None:
-        rows = padded.shape[0 if packed.is_batch_first else 1]
-        shape = (layer.num_layers * (2 if layer.bidirectional else 1), rows, layer.hidden_size)
-        states = [padded.new_zeros(shape) for _ in range(2 if is_lstm else 1)]
+        states = _zeros(layer, padded, padded.shape[0 if packed.is_batch_first else 1])
     result, *last = torch.ops.shardwright.packed_recurrence(
         padded, lengths, list(states), list(layer._flat_weights), layer.mode, layer.bias,
         layer.num_layers, layer.bidirectional, packed.is_batch_first,
     )  # fmt: skip
-    return Packed.of(result, lengths, packed.is_batch_first), tuple(last) if is_lstm else last[0]
+    return Packed.of(result, lengths, packed.is_batch_first), tuple(
+        last
+    ) if layer.mode == "LSTM" else last[0]
+
+
+def _zeros(layer: Any, padded: Tensor, rows: int) -> list[Tensor]:
+    """Return the states that a layer begins with where it is given none."""
+    shape = (layer.num_layers * (1 + layer.bidirectional), rows, layer.hidden_size)
+    return [padded.new_zeros(shape) for _ in range(1 + (layer.mode == "LSTM"))]

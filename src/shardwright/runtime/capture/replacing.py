@@ -30,21 +30,14 @@ def opaque_modules(
 ) -> Iterator[tuple[str, ...]]:
     """Yield with more and more of ``twin`` replaced by opaque operators, smallest culprits first.
 
-    First those alone that an observed run says must stay whole, before that with those written out that only
-    take gradients; then also those that cannot be captured: ``attempt`` raises where a module with given arguments cannot be. Of these only the rest
+    First those alone that an observed run says must stay whole, then also those that cannot be
+    captured: ``attempt`` raises where a module with given arguments cannot be. Of these only the rest
     behind their first calls of submodules where that is possible. Replacements are undone when the
     generator goes on. Yields the paths; ends before the whole model would be opaque.
     """
-    if seen.inner and not seen.switches:
-        with _replaced(twin, sorted(seen.whole), seen, inner=seen.inner) as is_done:
-            if is_done:
-                yield tuple(sorted(seen.whole))
+    yield from _marked(twin, seen)
     if "" in seen.whole:
         return
-    if seen.whole:
-        with _replaced(twin, sorted(seen.whole), seen) as is_done:
-            if is_done:
-                yield tuple(sorted(seen.whole))
     culprits = _culprits(twin, "", seen.sites, attempt)
     paths = _outermost({*seen.whole, *culprits} - {""})
     yield from _cut(twin, paths, culprits, seen, attempt)
@@ -56,6 +49,20 @@ def opaque_modules(
         if "" in parents:
             return
         paths = _outermost(parents)
+
+
+def _marked(twin: nn.Module, seen: Observation) -> Iterator[tuple[str, ...]]:
+    """Yield with those replaced that must stay whole: first so that those are written out which only take
+    gradients."""
+    paths = tuple(sorted(seen.whole))
+    if seen.inner and not seen.switches:
+        with _replaced(twin, paths, seen, inner=seen.inner) as is_done:
+            if is_done:
+                yield paths
+    if paths and "" not in seen.whole:
+        with _replaced(twin, paths, seen) as is_done:
+            if is_done:
+                yield paths
 
 
 def _cut(
