@@ -1,6 +1,6 @@
 """What becomes of models from elsewhere: `python benchmarks/outside.py [--out FILE] [NAME ...]`.
 
-Each is captured, planned for two devices, and trained for three steps in float64 (float32 where its
+A name is that of a model, or of a file of them (`habits`). Each is captured, planned for two devices, and trained for three steps in float64 (float32 where its
 kernels have no other) beside plain PyTorch in five ways (by samples, in two microbatches, with
 parameters sharded, by tensors, at random splits), in a process of its own. One line each: whole, or
 the share of modelled time in opaque modules, or refused and with which words; at the end a table.
@@ -17,6 +17,9 @@ import traceback
 from collections import Counter
 from functools import partial
 from pathlib import Path
+
+import torch
+from torch import Tensor, nn
 
 from shardwright import api
 from shardwright.errors import ShardwrightError
@@ -59,6 +62,12 @@ def names() -> list[str]:
     """Return all models, those written by hand first."""
     configs = importlib.import_module("outside_configs").CONFIGS
     return [*(name for file in FILES for name in by_hand(file)), *configs]
+
+
+def chosen(asked: list[str]) -> list[str]:
+    """Return the models asked for, by their own names or by those of their files; all for none."""
+    found = [by_hand(one) if one in FILES else [one] for one in asked]
+    return [name for one in found for name in one] or names()
 
 
 def by_hand(file: str) -> list[str]:
@@ -134,6 +143,8 @@ def study(name: str) -> dict[str, object]:
         worst = attempt(way, lambda splits=splits: furthest(made, plain, splits))
         if worst is not None:
             said = "equal" if worst.difference <= tolerance else f"DIFFERS in {worst.name}"
+            if said != "equal" and verify.random_operators(captured):
+                said = "trained, not compared: it draws random numbers; apart"
             row[way] = f"{said} {worst.difference:.0e} {precision}"
     return row
 
@@ -173,6 +184,8 @@ def _ignore(_: int) -> None:
 def outcome(row: dict[str, object]) -> str:
     """Say in two words what became of a model."""
     said = [str(row.get(cell, "")) for cell in CELLS]
+    if "ModuleNotFoundError" in said[0]:
+        return "package missing"
     if "TRACEBACK" in str(row.get("plain", "")) and "samples" not in row:
         return "not a model"
     if any(one.startswith(("TRACEBACK", "CRASH", "TIMEOUT", "refused: rank")) for one in said):
@@ -186,9 +199,24 @@ def outcome(row: dict[str, object]) -> str:
     return "small opaque part" if row["not split"] <= SMALL else "opaque"
 
 
+def warm_up() -> None:
+    """Load what every study would load again in its own process: export and the search's kernels."""
+    torch.set_num_threads(1)  # threads do not outlive a fork
+    api.plan(_Smallest(), "1x2xH100", batch={"x": torch.zeros(2, 2)}, seconds=SEARCH)
+
+
+class _Smallest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).square().mean()
+
+
 def study_apart(name: str) -> dict[str, object]:
     """Study one model in a process that may crash or run for ever."""
-    context = multiprocessing.get_context("fork")  # imports are made once
+    context = multiprocessing.get_context("fork")  # what is loaded is so once
     here, there = context.Pipe(duplex=False)
 
     def work() -> None:
@@ -215,7 +243,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append a line of JSON per model")
     options = parser.parse_args()
     outcomes: Counter[str] = Counter()
-    for name in options.names or names():
+    warm_up()
+    for name in chosen(options.names):
         row = {"name": name, **study_apart(name)}
         if options.out:
             with options.out.open("a") as file:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -189,6 +190,70 @@ def test_a_mask_with_a_value_for_every_place_still_needs_the_whole_batch() -> No
     batch["values"] = torch.randn(8, 6, dtype=torch.float64)
     captured = capture(module, batch)
     assert "index_put" in find_samples(captured.graph).blocker
+
+
+class Normed(Two):
+    """Statistics of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(x))).square().mean()
+
+
+class Summed(Two):
+    """Running sums over the samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).cumsum(0)).square().mean()
+
+
+class Contrasted(Two):
+    """Every sample beside every other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).flatten(1)
+        return F.cross_entropy(h @ h.t(), torch.arange(8))
+
+
+class Counted(Two):
+    """A counter that forward reads and changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return (self.first(x) * self.calls).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "remedy"),
+    [
+        (Normed, "norm) mixes samples", "--batch-norm local takes that of a microbatch"),
+        (Summed, "(aten.cumsum.default) mixes samples", "let it run along another"),
+        (Contrasted, "mixes samples", "split them over devices instead"),
+        (Counted, "changes calls, which forward reads", "change it after the step instead"),
+    ],
+)
+def test_what_mixes_samples_is_named_with_what_mends_it(
+    kind: Callable[[], nn.Module], cause: str, remedy: str
+) -> None:
+    graph = capture(*made(kind), batch_norm="synchronised").graph
+    for seed in SEEDS:
+        with pytest.raises(InputError) as refused:
+            lower(graph, seed_strategy(graph, seed))
+        assert cause in str(refused.value)
+        assert remedy in str(refused.value)
+
+
+def test_batch_norm_over_microbatches_allows_them_as_its_refusal_says() -> None:
+    graph = capture(*made(Normed)).graph
+    for seed in SEEDS:
+        lower(graph, seed_strategy(graph, seed))
 
 
 class Latents(Two):

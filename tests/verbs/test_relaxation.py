@@ -76,3 +76,23 @@ def test_what_stops_microbatches_is_named_with_its_place(tmp_path: Path) -> None
         )
     assert "this model allows only one" in str(refused.value)
     assert "(aten.cumsum.default) mixes samples of the batch" in str(refused.value)
+    assert "let it run along another" in str(refused.value)
+
+
+def test_statistics_of_the_whole_batch_are_answered_with_those_of_microbatches(
+    tmp_path: Path,
+) -> None:
+    normed = WIDE.replace("self.up(x)", "self.norm(self.up(x))")
+    normed = normed.replace(".__init__()", ".__init__()\n        self.norm = nn.BatchNorm1d(512)")
+    (tmp_path / "normed.py").write_text(normed)
+    wish = {"global_batch": 256, "precision": "float32", "batch_norm": "synchronised"}
+
+    def refused(limit: str) -> NoPlan:
+        with pytest.raises(NoPlan) as caught:
+            api.plan(f"{tmp_path / 'normed.py'}:build", "1x1xV100", memory_limit=limit, **wish)  # type: ignore[arg-type]
+        return caught.value
+
+    first = next(one for one in refused("90 KiB").relaxations if "--memory" in one.option)
+    found = refused(f"{int(first.peak_bytes * 0.8 / 1024)} KiB")
+    assert "--batch-norm local" in [one.option for one in found.relaxations]
+    assert "--batch-norm local takes that of a microbatch" in str(found)

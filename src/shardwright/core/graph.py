@@ -24,6 +24,8 @@ DTYPE_BYTES = {
 KEPT_AS = {"fp8": "bfloat16", "fp8-row": "bfloat16"}
 # Operators that change a tensor's dtype and nothing else.
 CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default"})
+# The note of a graph in which batch norm lets samples meet.
+SYNCHRONISED = "batch norm takes its statistics over the batch of all devices"
 FLOATING = frozenset({"float64", "float32", "bfloat16", "float16", "complex64", "complex128"})
 
 # A constant argument of an operator as JSON can hold it; sequences are tuples.

@@ -1,7 +1,7 @@
 """Where nothing fits: the smallest changes of the request under which a plan is really found.
 
 Each sort of change is tried by itself: memory, devices, batch, sequence, precision, recomputation,
-optimizer, deadline, and searching freely where a strategy was named. What helps is kept with the plan
+batch norm, optimizer, deadline, and searching freely where a strategy was named. What helps is kept with the plan
 that shows it; guesses are not made.
 """
 
@@ -77,6 +77,7 @@ def _relaxations(question: Question, watch: Watch) -> Iterator[Relaxation]:
         ("the deadline", _deadline),
         ("recomputation", _recomputation),
         ("precision", _precision),
+        ("batch norm", _batch_norm),
         ("devices", _devices),
         ("batch", _batch),
         ("sequence", _sequence),
@@ -95,7 +96,7 @@ def _try(
     question: Question, request: Request, watch: Watch, cluster: Cluster | None = None
 ) -> Plan | None:
     """Return a plan for a changed request, or a changed cluster, if there is one."""
-    captured = ("global_batch", "seq", "precision")
+    captured = ("global_batch", "seq", "precision", "batch_norm")
     graph = question.graph
     if any(getattr(request, name) != getattr(question.request, name) for name in captured):
         try:
@@ -181,6 +182,14 @@ def _precision(question: Question, watch: Watch) -> Relaxation | None:
         return None
     plan = _try(question, replace(question.request, precision="bfloat16"), watch)
     return _said("mixed precision", "--precision bfloat16", plan)
+
+
+def _batch_norm(question: Question, watch: Watch) -> Relaxation | None:
+    """Take statistics over microbatches: those of the whole batch allow none."""
+    if question.request.batch_norm == "local" or not find_samples(question.graph).blocker:
+        return None
+    plan = _try(question, replace(question.request, batch_norm="local"), watch)
+    return _said("statistics of batch norm over each microbatch", "--batch-norm local", plan)
 
 
 def _optimizer(question: Question, watch: Watch) -> Relaxation | None:

@@ -297,5 +297,5 @@ SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]]
     "max_pool2d_with_indices": _max_pool, "adaptive_avg_pool2d": _global_pool, "topk": _indices,
     "sort": _indices, "max": _indices, "min": _indices, "logsumexp": _input_and_output, "norm":
     _input_and_output, "linalg_vector_norm": _input_and_output, "prod": _input_and_output,
-    "lstm": _recurrent, "gru": _recurrent,
+    "lstm": _recurrent, "gru": _recurrent, "packed_recurrence": _recurrent,
 }  # fmt: skip

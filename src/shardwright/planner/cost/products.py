@@ -171,6 +171,7 @@ CONVOLUTION: dict[str, Rule] = {
 }  # fmt: skip
 RECURRENT: dict[str, Rule] = {
     "lstm": _recurrent, "gru": _recurrent, "rnn_tanh": _recurrent, "rnn_relu": _recurrent,
+    "packed_recurrence": _recurrent,
     "lstm_cell": _cell, "gru_cell": _cell, "rnn_tanh_cell": _cell, "rnn_relu_cell": _cell,
 }  # fmt: skip
 PRODUCTS: dict[str, Rule] = {**MATMUL, **CONVOLUTION, **RECURRENT}

@@ -10,9 +10,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import SYNCHRONISED, OperatorGraph
 from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.rules import has_rule, iterate
+
+# Constants that may be one number for every sample.
+FILLS = ("aten.ones.default", "aten.zeros.default", "aten.full.default")
 
 
 class State(enum.Enum):
@@ -31,7 +34,7 @@ class Samples:
     ``operator_dim``: per operator the name of its sample dim, or "". ``tensor_dim``: per tensor the
     dim which counts samples, or -1. ``prologue``: operators that must see the whole batch before any
     microbatch can run (they depend on the batch, never on parameters). ``blocker``: a sentence why
-    more than one microbatch is impossible, or "".
+    more than one microbatch is impossible, and what would mend that, or "".
     """
 
     operator_dim: tuple[str, ...]
@@ -51,12 +54,19 @@ class Samples:
 
 def find_samples(graph: OperatorGraph) -> Samples:
     """Run the analysis; linear in the size of the graph."""
-    return _Analysis(graph).run()
+    found = _Analysis(graph, fills=False).run()
+    if not found.blocker:
+        return found
+    # What fills a dim as long as the batch may fill one number per sample (a gradient's first factor).
+    other = _Analysis(graph, fills=True).run()
+    return found if other.blocker else other
 
 
 class _Analysis:
-    def __init__(self, graph: OperatorGraph) -> None:
-        self.graph = graph
+    """One walk; ``fills``: constants whose first dim is as long as the batch have a row per sample."""
+
+    def __init__(self, graph: OperatorGraph, fills: bool) -> None:
+        self.graph, self.fills = graph, fills
         count = len(graph.tensors)
         self.state = [State.FREE] * count
         self.dim = [-1] * count
@@ -76,7 +86,7 @@ class _Analysis:
                 self.trained[tensor] = trained
             self.operator_dim.append(self._visit(index, iterate(self.graph, index)))
         if not self.blocker and self.state[self.graph.loss] not in (State.SUM, State.FREE):
-            self.blocker = "the loss is not a sum or mean over samples"
+            self.blocker = "the loss is not a sum or mean over samples (return one that is)"
         self._check_written()
         return Samples(
             operator_dim=tuple(self.operator_dim),
@@ -87,6 +97,9 @@ class _Analysis:
         )
 
     def _visit(self, index: int, iteration: Iteration) -> str:
+        if self.fills and self._is_fill(index):
+            self._see_whole(index)
+            return ""
         states = [self.state[tensor] for tensor in self.graph.operators[index].inputs]
         names = self._sample_names(index, iteration)
         if len(names) == 1 and "" not in names:
@@ -94,7 +107,7 @@ class _Analysis:
             if self._claim_sums(index, states):
                 if not self._cut_free(index, iteration, sample):
                     what = "reads, sample by sample, what is made of parameters for the whole batch"
-                    self._block(index, what)
+                    self._block(index, what, "look its rows up by numbers that come with the batch")
                 self._label(index, iteration, sample)
                 return sample
         elif not names:
@@ -107,19 +120,48 @@ class _Analysis:
                 return ""
             if State.WHOLE not in states and self._claim_sums(index, states):
                 return ""
-        self._need_whole(index)
+        self._need_whole(index, iteration, names)
         return ""
 
-    def _need_whole(self, index: int) -> None:
+    def _need_whole(self, index: int, iteration: Iteration, names: set[str]) -> None:
         """Note that an operator sees the whole batch at once: one that depends on parameters blocks."""
         operator = self.graph.operators[index]
         self._mark(index, State.WHOLE)
         if any(self.trained[tensor] for tensor in operator.inputs):
-            self._block(index, "mixes samples of the batch")
+            self._block(index, "mixes samples of the batch", self._remedy(index, iteration, names))
             return
-        for tensor in operator.outputs:
+        self._see_whole(index)
+
+    def _see_whole(self, index: int) -> None:
+        """Let an operator run once for the whole batch, and what it makes be cut."""
+        for tensor in self.graph.operators[index].outputs:
             self.wanted_whole.add(tensor)
             self._label_whole(tensor)
+
+    def _is_fill(self, index: int) -> bool:
+        operator = self.graph.operators[index]
+        shape = self.graph.tensors[operator.outputs[0]].shape if operator.outputs else ()
+        is_fill = operator.kind in FILLS and not operator.inputs
+        return is_fill and len(shape) > 0 and shape[0] == self.batch
+
+    def _remedy(self, index: int, iteration: Iteration, names: set[str]) -> str:
+        """Say what an operator that mixes samples does with them, and what to do instead."""
+        operator = self.graph.operators[index]
+        if operator.kind.startswith("opaque."):
+            return "it is one opaque operator: a note says what keeps its parts out of the graph"
+        if any(self.trained[one] and self.state[one] is State.SUM for one in operator.inputs):
+            if SYNCHRONISED in self.graph.notes:
+                return "it waits for a sum over all samples; --batch-norm local takes that of a microbatch"
+            return "it waits for a sum over all samples; take that over each sample"
+        if len(names) > 1 and "" not in names:
+            return (
+                "samples meet each other, as in contrastive losses; split them over devices instead"
+            )
+        if not has_rule(operator.kind):
+            return "it has no rule; write it with operators that have one"
+        if not iteration.dims:
+            return "it takes all samples at once; let it take each by itself"
+        return "it runs along the dim that counts samples; let it run along another"
 
     def _sample_names(self, index: int, iteration: Iteration) -> set[str]:
         """Return what an operator calls the dims along which its inputs carry samples; "" of one without."""
@@ -144,12 +186,14 @@ class _Analysis:
             readers = self.graph.consumers[buffer]
             if any(self.graph.operators[reader].outputs for reader in readers):
                 name = self.graph.tensors[buffer].name
-                self._block(index, f"changes {name}, which forward reads, once per call")
+                what = f"changes {name}, which forward reads, once per call"
+                self._block(index, what, "change it after the step instead")
 
-    def _block(self, index: int, what: str) -> None:
+    def _block(self, index: int, what: str, remedy: str) -> None:
         operator = self.graph.operators[index]
         where = f", in {operator.module}" if operator.module else ""
-        self.blocker = self.blocker or f"operator {operator.name} ({operator.kind}{where}) {what}"
+        named = f"operator {operator.name} ({operator.kind}{where})"
+        self.blocker = self.blocker or f"{named} {what} ({remedy})"
 
     def _label_whole(self, tensor: int) -> None:
         """A tensor at hand as a whole can be cut along its first dim if that is as long as the batch.

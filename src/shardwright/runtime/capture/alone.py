@@ -13,6 +13,18 @@ MADE_ALONE = {
     aten.new_full.default: aten.full.default,
     aten.new_empty.default: aten.empty.memory_format,
 }
+# What takes its shape, too: none to speak of where that is one number.
+LIKE = {
+    aten.zeros_like.default: aten.zeros.default,
+    aten.ones_like.default: aten.ones.default,
+    aten.full_like.default: aten.full.default,
+    aten.empty_like.default: aten.empty.memory_format,
+}
+
+
+def can_be_alone(target: Any, args: list[Any]) -> bool:
+    """Whether a call takes of another tensor what does not depend on the batch."""
+    return target in MADE_ALONE or (target in LIKE and not args[0].meta.dim())
 
 
 def made_alone(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -21,4 +33,6 @@ def made_alone(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     lender, *rest = args
     dtype = kwargs.get("dtype") or lender.meta.dtype
     device = kwargs.get("device") or lender.meta.device
+    if target in LIKE:
+        return LIKE[target], [[], *rest], {"dtype": dtype, "device": device}
     return MADE_ALONE[target], rest, {"dtype": dtype, "device": device}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shardwright.core.graph import SYNCHRONISED
 from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.heads import reshaped_from
 from shardwright.runtime.capture.record import Recorder, Value, aten, parameter_names
@@ -123,7 +124,7 @@ class Decompositions:
                 "batch norm takes its statistics over each device's shard of each microbatch"
             ] = None
             return self.recorder.emit(target, *args, **kwargs)
-        self.notes["batch norm takes its statistics over the batch of all devices"] = None
+        self.notes[SYNCHRONISED] = None
         emit, x = self.recorder.emit, given["input"]
         dims = [dim for dim in range(x.meta.dim()) if dim != 1]
         mean = emit(aten.mean.dim, x, dims, True)

@@ -58,7 +58,7 @@ def _attention(inputs: Shapes, outputs: Shapes, attributes: dict[str, Constant])
 
 def _lstm(inputs: Shapes, outputs: Shapes, _: dict[str, Constant]) -> int:
     steps = math.prod(outputs[0][:-1])
-    return 2 * steps * sum(math.prod(shape) for shape in inputs[3:] if len(shape) > 1)
+    return 2 * steps * sum(math.prod(shape) for shape in inputs[1:] if len(shape) == 2)
 
 
 def _cell(inputs: Shapes, _: Shapes, __: dict[str, Constant]) -> int:
@@ -88,6 +88,7 @@ _RULES: dict[str, Callable[[Shapes, Shapes, dict[str, Constant]], int]] = {
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.lstm.input": _lstm,
     "aten.gru.input": _lstm,
+    "shardwright.packed_recurrence": _lstm,
     "aten.lstm_cell.default": _cell,
     "aten.gru_cell.default": _cell,
     "aten.rnn_tanh_cell.default": _cell,

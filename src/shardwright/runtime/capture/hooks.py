@@ -178,11 +178,13 @@ def _is_other(now: Tensor, before: Tensor) -> bool:
 @dataclass(frozen=True)
 class Stub:
     """What the custom operator does while tracing: the call, its results for given inputs, and at
-    which places results have no gradient."""
+    which places results have no gradient. ``inner``: the forward of a module that takes gradients in it, which
+    is to be written out as operators."""
 
     call: Opaque
     results: Callable[[list[Tensor]], list[Tensor]]
     without_gradient: frozenset[int] = frozenset()
+    inner: Callable[..., Any] | None = None
 
 
 _stubs: dict[str, Stub] = {}  # alive only while a trace is
@@ -205,6 +207,11 @@ def keep_stub(stub: Stub) -> str:
     key = f"{stub.call.kind}#{next(_keys)}"
     _stubs[key] = stub
     return key
+
+
+def inner_stub(key: str) -> Stub | None:
+    """Return the stub of a traced opaque operator that is to be written out, None of another."""
+    return _stubs[key] if _stubs[key].inner else None
 
 
 @library.register_fake("shardwright::opaque", lib=_operators)

@@ -45,6 +45,8 @@ from shardwright.runtime.capture.writes import put_back, tensors_in, written_par
 LARGEST_REAL_MODEL = 500_000_000
 
 
+TAKES = "it takes gradients inside forward"
+
 Real = Callable[[], tuple[nn.Module, Mapping[str, Any]]]
 
 
@@ -73,8 +75,8 @@ class Site:
 class Observation:
     """What was seen of a model.
 
-    ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
-    all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
+    ``whole`` are the smallest modules that must stay as they are, and why; ``inner`` those of them that do
+    nothing but take gradients. ``differentiates`` are all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
     ``made``: the dtypes of what each module makes itself. ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
     ``switches``: forward switches ``requires_grad`` of parameters off and on. ``written``: the frozen parameters that
     forward writes. ``real`` makes a model and its batch to be run again, where it was run with values.
@@ -83,6 +85,7 @@ class Observation:
     sites: dict[str, Site]
     output: Any
     whole: dict[str, str]
+    inner: frozenset[str]
     differentiates: frozenset[str]
     keeps: frozenset[str]
     made: dict[str, set[torch.dtype]]
@@ -153,14 +156,19 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     whole: dict[str, str] = {}
     for path, reason in reasons:
         whole.setdefault(called(path, watch.sites), reason)
+    whole = {
+        path: reason
+        for path, reason in whole.items()
+        if not any(path != other and is_inside(path, other) for other in whole)
+    }
+    frozen = {path for path, reason in reasons if reason != TAKES} | {path for path, _ in changed}
     return Observation(
         sites=watch.sites,
         output=first,
-        whole={
-            path: reason
-            for path, reason in whole.items()
-            if not any(path != other and is_inside(path, other) for other in whole)
-        },
+        whole=whole,
+        inner=frozenset(
+            path for path in whole if not any(is_inside(one, path) for one in (*frozen, *written))
+        ),
         differentiates=frozenset(watch.differentiating),
         keeps=frozenset(path for path, _ in changed),
         made=watch.made,
@@ -366,7 +374,7 @@ class _Watch:
         check_engine_call(args, options)
         if self._frames:
             path = smallest_around(self._frames, args[4] if len(args) > 4 else ())
-            self.reasons.append((path, "it takes gradients inside forward"))
+            self.reasons.append((path, TAKES))
             self.differentiating.update(frame.path for frame in self._frames)
         return engine(*args, **options)
 

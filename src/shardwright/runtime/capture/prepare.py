@@ -23,10 +23,12 @@ from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.adaptive import traceable_adaptive
 from shardwright.runtime.capture.bins import traceable_bins
 from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.keeping import untouched_numbers
+from shardwright.runtime.capture.packed import traceable_packing
 from shardwright.runtime.capture.record import Unsupported
 from shardwright.runtime.capture.ungrouped import without_group
 from shardwright.runtime.scratch import drop_compiler_folder
@@ -261,7 +263,7 @@ def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
     with (
         quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), traceable_bins(),
-        untouched_numbers(), without_group(),
+        traceable_adaptive(), traceable_packing(), untouched_numbers(), without_group(),
     ):  # fmt: skip
         before = Distribution._validate_args
         Distribution.set_default_validate_args(

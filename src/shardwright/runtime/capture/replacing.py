@@ -35,12 +35,9 @@ def opaque_modules(
     behind their first calls of submodules where that is possible. Replacements are undone when the
     generator goes on. Yields the paths; ends before the whole model would be opaque.
     """
+    yield from _marked(twin, seen)
     if "" in seen.whole:
         return
-    if seen.whole:
-        with _replaced(twin, sorted(seen.whole), seen) as is_done:
-            if is_done:
-                yield tuple(sorted(seen.whole))
     culprits = _culprits(twin, "", seen.sites, attempt)
     paths = _outermost({*seen.whole, *culprits} - {""})
     yield from _cut(twin, paths, culprits, seen, attempt)
@@ -52,6 +49,20 @@ def opaque_modules(
         if "" in parents:
             return
         paths = _outermost(parents)
+
+
+def _marked(twin: nn.Module, seen: Observation) -> Iterator[tuple[str, ...]]:
+    """Yield with those replaced that must stay whole: first so that those are written out which only take
+    gradients."""
+    paths = tuple(sorted(seen.whole))
+    if seen.inner and not seen.switches:
+        with _replaced(twin, paths, seen, inner=seen.inner) as is_done:
+            if is_done:
+                yield paths
+    if paths and "" not in seen.whole:
+        with _replaced(twin, paths, seen) as is_done:
+            if is_done:
+                yield paths
 
 
 def _cut(
@@ -120,11 +131,15 @@ def _replaced(
     paths: Sequence[str],
     seen: Observation,
     tails: Mapping[str, Tail | None] | None = None,
+    inner: frozenset[str] = frozenset(),
 ) -> Iterator[bool]:
-    """Let modules, or only their tails, be opaque for a while; yields whether all of them can be."""
+    """Let modules, or only their tails, be opaque for a while, those of ``inner`` until they are written out;
+    yields whether all of them can be."""
     with stub_keys() as keys:
         try:
-            keys += [_replace(twin, path, seen, (tails or {}).get(path)) for path in paths]
+            keys += [
+                _replace(twin, path, seen, (tails or {}).get(path), path in inner) for path in paths
+            ]
             yield all(keys)
         finally:
             for path in paths:
@@ -158,14 +173,17 @@ def _suspects(
     return []
 
 
-def _replace(twin: nn.Module, path: str, seen: Observation, tail: Tail | None = None) -> str:
+def _replace(
+    twin: nn.Module, path: str, seen: Observation, tail: Tail | None, is_inner: bool
+) -> str:
     """Let a module's forward call the opaque operator; returns its key, "" when it cannot."""
     child, site = twin.get_submodule(path), seen.sites[path]
     if not tensors_of(site.arguments[0]) or not _can_be_returned(path, site.results[0]):
         return ""
     call = _call_of(child, path, seen, tail)
-    key = keep_stub(Stub(call, partial(_scaled_results, site)))
     original = child.forward
+    inner = original if is_inner else None
+    key = keep_stub(Stub(call, partial(_scaled_results, site), inner=inner))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         known = first_results(child, original, tail, args, kwargs) if tail else ()

@@ -12,12 +12,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._decomp import get_decompositions
 from torch._functorch import predispatch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from shardwright.runtime.capture.record import Unsupported, aten
 
+# Kernels that backward calls, and those that forward calls for its sake, in operators that have rules and
+# derivatives of their own.
+PLAIN: Any = get_decompositions(
+    [
+        aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward, aten.gelu_backward,
+        aten.silu_backward, aten.softplus_backward, aten.elu_backward, aten.leaky_relu_backward,
+        aten.hardtanh_backward, aten.hardswish_backward, aten.mish_backward, aten.log_sigmoid_backward,
+        aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
+        aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm,
+        aten.native_group_norm_backward, aten.mse_loss_backward, aten.smooth_l1_loss_backward,
+        aten.huber_loss_backward, aten.binary_cross_entropy_backward,
+        aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding_dense_backward,
+        aten.slice_backward, aten.select_backward, aten.unfold_backward, aten.diagonal_backward,
+        aten.log_sigmoid_forward, aten.rsub, aten.addcmul, aten.addcdiv,
+    ]
+)  # fmt: skip
 # Below autograd nothing is left of these.
 _LOST = (aten.detach.default, aten.detach_.default, torch._C._set_grad_enabled)
 
@@ -97,6 +114,16 @@ def _insert(
             raise Unsupported("a constant inside torch.func")
         else:
             known[node] = graph.node_copy(node, known.__getitem__)
+            known[node].target = anew(node.target)
+
+
+def anew(target: Any) -> Any:
+    """Return the operator that looks at a tensor anew instead of changing what it looks at: traced nodes name
+    what it is afterwards."""
+    if torch.Tag.inplace_view not in getattr(target, "tags", ()):
+        return target
+    name = target._schema.name.split("::")[1]
+    return getattr(getattr(aten, name.removesuffix("_")), target._overloadname)
 
 
 def _traced(
@@ -115,7 +142,8 @@ def _traced(
     # All may ask for gradients: kernels that have none are not chosen.
     empty = [_empty(node.meta["val"]) for node in given]
     with preserve_node_meta(), torch.enable_grad():
-        traced = make_fx(fx.Interpreter(fx.GraphModule(module, inner)).run)(*empty)
+        run = fx.Interpreter(fx.GraphModule(module, inner)).run
+        traced = make_fx(run, decomposition_table=PLAIN)(*empty)
     traced.graph.eliminate_dead_code()
     return traced.graph
 

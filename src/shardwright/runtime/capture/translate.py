@@ -15,12 +15,14 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture import operators
-from shardwright.runtime.capture.alone import MADE_ALONE, made_alone
+from shardwright.runtime.capture.alone import can_be_alone, made_alone
 from shardwright.runtime.capture.autocast import Region, entered
 from shardwright.runtime.capture.bags import BAGS, summed
 from shardwright.runtime.capture.decompose import Decompositions
 from shardwright.runtime.capture.heads import MERGING, apart, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
+from shardwright.runtime.capture.inner import inner_written_out
+from shardwright.runtime.capture.packed import PADDED
 from shardwright.runtime.capture.picks import diagonal_filled, shown
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -66,7 +68,7 @@ class Translator:
 
     def walk(self, module: fx.GraphModule, entries: list[Any]) -> Any:
         """Translate one graph given its placeholders' variables; returns what its output names."""
-        module = picked(written_out(module))
+        module = picked(written_out(inner_written_out(module)))
         environment: dict[fx.Node, Any] = {}
         remaining = iter(entries)
         grad = torch.is_grad_enabled()
@@ -198,7 +200,7 @@ class Translator:
         if target is aten.linalg_norm.default and len(args) > 2 and len(args[2] or ()) == 1:
             order = 2.0 if args[1] is None else args[1]
             return aten.linalg_vector_norm.default, [args[0], order, *args[2:]], kwargs
-        if target in MADE_ALONE:
+        if can_be_alone(target, args):
             return made_alone(target, args, kwargs)
         if target in RESHAPES or target in CASTS:
             with torch.no_grad():
@@ -259,6 +261,9 @@ class Translator:
             return self._opaque(args)
         if target is torch.ops.shardwright.ctc_losses.default:
             return self.recorder.emit(operators.ctc_losses, *args, **kwargs)
+        if target is torch.ops.shardwright.packed_recurrence.default:
+            self.notes[PADDED] = None
+            return self.recorder.emit(operators.packed_recurrence, *args, **kwargs)
         if target in BAGS:
             return summed(self.recorder, target, args, kwargs)
         is_reshape = target is aten.reshape.default

@@ -117,6 +117,8 @@ class Variables:
             return emit(aten.slice_scatter.default, whole, part, *args, **kwargs)
         if target is aten.select.int:
             return emit(aten.select_scatter.default, whole, part, *args, **kwargs)
+        if target is aten.diagonal.default:
+            return emit(aten.diagonal_scatter.default, whole, part, *args, **kwargs)
         raise Unsupported(f"a write through the view {target}")
 
 

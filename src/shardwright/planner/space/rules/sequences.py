@@ -57,9 +57,12 @@ def recurrent(call: Signature) -> Iteration:
     rows: Names = ("b", "", "") if call.attribute("batch_first") is True else ("", "b", "")
     state = ("", "b", "")
     inputs = [
-        rows if at == 0 else state if name.startswith("hx") else ("",) * len(call.inputs[at])
+        rows if at == 0
+        else state if name.startswith("hx")
+        else ("b",) if name == "lengths"
+        else ("",) * len(call.inputs[at])
         for at, name in enumerate(call.names)
-    ]
+    ]  # fmt: skip
     outputs = [rows, *([state] * (len(call.outputs) - 1))]
     return space(call, inputs, outputs)
 
@@ -70,6 +73,7 @@ _LSTM_CELL = _CELL.replace("hx b _", "hx.0 b _, hx.1 b _") + ", b _"
 RULES: dict[str, Rule] = {
     "aten.scaled_dot_product_attention.default": attention,
     **family(recurrent, "lstm.input gru.input rnn_tanh.input rnn_relu.input"),
+    "shardwright.packed_recurrence": recurrent,
     **family(equation(_CELL), "gru_cell.default rnn_tanh_cell.default rnn_relu_cell.default"),
     "aten.lstm_cell.default": equation(_LSTM_CELL),
 }

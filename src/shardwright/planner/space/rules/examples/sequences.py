@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import B, F, call, every, fixed
+from shardwright.planner.space.rules.examples.notation import B, F, L, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -68,6 +68,25 @@ EXAMPLES = {
         fixed(
             (2, 3),
             call(F(6, 4, 3), F(1, 4, 2), [F(2, 3), F(2, 2)], False, 1, 0.0, True, False, False),
+        ),
+    ),
+    "shardwright.packed_recurrence": (
+        fixed(
+            (2, 3, 6, 8),
+            call(
+                F(4, 6, 3),
+                L(6, 5, 6, 2),
+                [F(1, 4, 2), F(1, 4, 2)],
+                [F(8, 3), F(8, 2), F(8), F(8)],
+                "LSTM",
+                batch_first=True,
+            ),
+        ),
+        fixed(
+            (2, 3, 6),
+            call(
+                F(6, 4, 3), L(6, 5, 6, 2), [F(1, 4, 2)], [F(6, 3), F(6, 2)], "GRU", has_biases=False
+            ),
         ),
     ),
 }
