@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,7 +137,7 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
     bounds = ways.shape[1] - 1
     mix: Floats = np.append(np.full(bounds, 1 / bounds), 0.0)
     best = 0.0
-    program: Any = highspy.Highs()
+    program = cast("Any", highspy).Highs()
     program.silent()
     means: list[Any] = [program.addVariable(0.0, 1.0) for _ in range(bounds)]
     price, seconds = program.addVariable(0.0), program.addVariable(0.0)
