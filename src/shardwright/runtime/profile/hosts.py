@@ -120,21 +120,25 @@ def _time_shape(
     """
     place, cores = means
     groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
-    mine = [one for one, own in zip(groups, shape, strict=True) if dist.get_rank() in own]
+    mine = [n for n, own in enumerate(shape) if dist.get_rank() in own]
     found: dict[str, Timing] = {}
-    for group in mine:
-        found = time_alone(group, probe, seconds, lambda *_: None, place)
+    for number in mine:
+        found = time_alone(groups[number], probe, seconds, lambda *_: None, place)
     dist.barrier()
     is_crowded = cores < dist.get_world_size()
-    for group in mine:
-        if group is groups[0] or not is_crowded:
-            found |= time_busy(group, probe, found, place)
+    for number in [one for one in mine if one == 0 or not is_crowded]:
+        found |= time_busy(groups[number], probe, found, place)
     dist.barrier()
-    if is_crowded and "skew" in found:
-        found["skew"] = scalar(0.0)  # whoever comes late had no core meanwhile
-    for group in mine:
+    return _ended([groups[number] for number in mine], found, is_crowded=is_crowded)
+
+
+def _ended(
+    groups: Sequence[Any], found: dict[str, Timing], *, is_crowded: bool
+) -> dict[str, Timing]:
+    """Leave groups; return what was found in them. Whoever comes late had no core, where ranks share some."""
+    for group in groups:
         dist.destroy_process_group(group)
-    return found
+    return found | {name: scalar(0.0) for name in found if is_crowded and name == "skew"}
 
 
 def measure_operators(
