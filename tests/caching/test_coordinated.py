@@ -20,6 +20,7 @@ from shardwright.caching.parcels import packed, unpacked
 from shardwright.errors import InputError, ShardwrightWarning
 from tests.caching.jobs import SAMPLES, Told, die_on_line, prepared, sharing, train
 from tests.caching.workers import ALONE, can_mount, ended, start
+from tests.processes import is_alive
 
 pytestmark = pytest.mark.torch
 
@@ -128,14 +129,12 @@ def start_job(how, out, batch, seconds, workers):
     )
 
 
-def is_alive(session):
-    """Whether a process of the session lives: also one that has not done anything yet."""
+def of_session(session):
+    """Return the processes of a session: also those that have not done anything yet."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, _, _, of, *_ = stat.read_text().rpartition(") ")[2].split()
-            if int(of) == session and state not in "ZX":
-                return True
-    return False
+            if int(stat.read_text().rpartition(") ")[2].split()[3]) == session:
+                yield int(stat.parent.name)
 
 
 def test_workers_of_a_killed_job_end_too_and_the_next_start_sweeps(tmp_path):
@@ -148,7 +147,7 @@ def test_workers_of_a_killed_job_end_too_and_the_next_start_sweeps(tmp_path):
     assert job.pid not in workers, "who has workers does not prepare"
     job.kill()
     job.wait(60)
-    wait_until(lambda: not is_alive(job.pid))
+    wait_until(lambda: not any(map(is_alive, of_session(job.pid))))
     assert len(folders(tmp_path)) == 1
     with SharedLoader(Told(tmp_path / "log"), how, batch_size=4) as loader:
         assert sorted(one["index"] for batch in loader for one in batch) == list(range(SAMPLES))

@@ -31,7 +31,7 @@ def at_the_end_of_forward(layers: int, seed: Seed) -> int:
         layers=layers, hidden=H, heads=A, kv_heads=A, head_size=H // A, ffn=4 * H, vocab=1024,
         seq=S, bias=True, positions=True, flash=False, dropout=0.1,
     )  # fmt: skip
-    graph = capture_decoder(shape, B, "bfloat16")
+    graph = capture_decoder(shape, B, "bfloat16").run_on("cuda")
     strategy = seed_strategy(graph, seed)
     if seed.sequence:  # what is gathered is gathered again ("we store only Y_i^s", section 4.2.2)
         inside = range(graph.blocks[1].start, graph.blocks[-1].start)

@@ -273,15 +273,13 @@ class Wire(TorchDispatchMode):
             tensors, group, root = args[0], dist.ProcessGroup.unbox(args[1]), args[2]
             mine = group.rank() == root
             self.elements += tensors[0].numel() * (group.size() - 1) if mine else 0
-        elif name == "c10d::alltoall_base_":
-            group = dist.ProcessGroup.unbox(args[2])
-            pieces = args[4] or [args[1].numel() / group.size()] * group.size()
-            self.elements += sum(pieces) - pieces[group.rank()]
+        elif name == "c10d::send":  # a piece of an exchange
+            self.elements += args[0][0].numel()
         elif name == "c10d::allreduce_":
             size = dist.ProcessGroup.unbox(args[1]).size()
             self.elements += args[0][0].numel() * 2 * (size - 1) / size
         else:
-            assert not name.startswith("c10d::"), name
+            assert name == "c10d::recv_" or not name.startswith("c10d::"), name
         return func(*args, **(kwargs or {}))
 
 

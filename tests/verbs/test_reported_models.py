@@ -104,7 +104,7 @@ class Inner(nn.Module):
         self.lstm = nn.LSTM(4, 4, batch_first=True)
     def forward(self, x, lengths):
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=6)[0]
+        return pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
 
 class Tagger(nn.Module):
     def __init__(self):

@@ -18,6 +18,15 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules.adaptive import _ASMoutput
 
 Adaptive = nn.AdaptiveLogSoftmaxWithLoss
+WHOLE = (
+    "a cluster of the adaptive softmax that no row of a batch falls into gets gradients of zero, in PyTorch none: "
+    "weight decay and momentum move it in such a step, too"
+)
+
+
+def adaptive_notes(module: nn.Module) -> tuple[str, ...]:
+    """Return what to know of a module that has an adaptive softmax."""
+    return (WHOLE,) if any(isinstance(one, Adaptive) for one in module.modules()) else ()
 
 
 @contextlib.contextmanager

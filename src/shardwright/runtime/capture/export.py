@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.adaptive import adaptive_notes
 from shardwright.runtime.capture.assemble import Captured, Results, assemble, live_records
 from shardwright.runtime.capture.checks import unchecked_values
 from shardwright.runtime.capture.entries import PREFIX, Entries
@@ -237,7 +238,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         records=records,
         entries=entered,
         results=Results(loss, outputs),
-        notes=(*notes, *translator.notes, *recorder.notes),
+        notes=(*notes, *translator.notes, *recorder.notes, *adaptive_notes(job.module)),
         batch_names=tuple(job.batch.tensors),
     )
 

@@ -20,8 +20,6 @@ from torch.nn.utils import rnn
 
 from shardwright.runtime.capture.record import Unsupported, aten
 
-PADDED = "packed sequences are taken to be padded again to the length that they had"
-
 _LAYERS = {"LSTM": aten.lstm, "GRU": aten.gru, "RNN_TANH": aten.rnn_tanh, "RNN_RELU": aten.rnn_relu}
 _operators = library.Library("shardwright", "FRAGMENT")
 _operators.define(
@@ -100,7 +98,12 @@ def _padded(
         return _pad(sequence, batch_first, padding_value, total_length)
     padded, lengths = sequence.data, sequence.batch_sizes
     length = padded.shape[1 if sequence.is_batch_first else 0]
-    if padding_value != 0.0 or total_length not in (None, length):
+    if total_length is None:
+        raise Unsupported(
+            "packed sequences that are padded to the longest of a batch, whose length only values tell; give "
+            f"pad_packed_sequence total_length={length}"
+        )
+    if padding_value != 0.0 or total_length != length:
         raise Unsupported("packed sequences that are padded to another length, or not with zeros")
     return padded if batch_first == sequence.is_batch_first else padded.transpose(0, 1), lengths
 

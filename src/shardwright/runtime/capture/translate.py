@@ -22,7 +22,6 @@ from shardwright.runtime.capture.decompose import Decompositions
 from shardwright.runtime.capture.heads import MERGING, apart, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.inner import inner_written_out
-from shardwright.runtime.capture.packed import PADDED
 from shardwright.runtime.capture.picks import diagonal_filled, shown
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -262,7 +261,6 @@ class Translator:
         if target is torch.ops.shardwright.ctc_losses.default:
             return self.recorder.emit(operators.ctc_losses, *args, **kwargs)
         if target is torch.ops.shardwright.packed_recurrence.default:
-            self.notes[PADDED] = None
             return self.recorder.emit(operators.packed_recurrence, *args, **kwargs)
         if target in BAGS:
             return summed(self.recorder, target, args, kwargs)

@@ -72,7 +72,7 @@ EXAMPLES = {
     ),
     "shardwright.packed_recurrence": (
         fixed(
-            (2, 3, 6, 8),
+            (2, 3, 4, 6, 8),  # as many samples as lengths
             call(
                 F(4, 6, 3),
                 L(6, 5, 6, 2),
@@ -83,7 +83,7 @@ EXAMPLES = {
             ),
         ),
         fixed(
-            (2, 3, 6),
+            (2, 3, 4, 6),
             call(
                 F(6, 4, 3), L(6, 5, 6, 2), [F(1, 4, 2)], [F(6, 3), F(6, 2)], "GRU", has_biases=False
             ),
