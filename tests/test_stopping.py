@@ -102,11 +102,11 @@ def test_a_search_may_be_stopped_whenever_it_asks(mode: str) -> None:
 
         request = api.Request(mode=mode, precision="float64", measure="never")
         watch = api.Watch(stop=stop)
-        return api.study(module, "2x2xV100", request, watch, batch=batch).frontier
+        return api.study(module, "1x2xV100", request, watch, batch=batch).frontier
 
     best = planned(10**9).best.predicted.step_seconds
     whole, seconds = asked, list[float]()
-    for last in (0, whole // 9, whole // 3, whole // 2, whole - 2):
+    for last in (0, whole // 3, whole - 2):
         found = planned(last).best
         seconds.append(found.predicted.step_seconds)
         assert last or found.bound is None
