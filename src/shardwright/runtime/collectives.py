@@ -162,10 +162,10 @@ def _exchanged(
 
 
 def _rows_exchanged(output: Tensor, pieces: Tensor, group: ProcessGroup) -> list[Work]:
-    """Start an exchange of equal pieces of flat tensors: the r-th goes to rank r, whose own becomes the r-th."""
+    """Start an exchange of equal pieces of flat tensors: the r-th goes to rank r, whose own becomes the r-th.
+    A rank's own piece stays."""
     ranks, rank = group.size(), group.rank()
     come, go = output.view(ranks, -1).unbind(), pieces.view(ranks, -1).unbind()
-    come[rank].copy_(go[rank])
     # Each begins with the rank behind it: not all with one.
     behind = [(rank + step) % ranks for step in range(1, ranks)]
     sources = {other: come[other] for other in behind[::-1]}
@@ -199,9 +199,14 @@ def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pendin
     terms = torch.empty_like(whole)
     lent = (terms.detach(), whole.detach())
     works = _rows_exchanged(*lent, group)
-    rows = terms.view(group.size(), -1)
+    # Not of what is lent, which a view of it would hold.
+    rank, (rows, own) = group.rank(), (one.view(group.size(), -1) for one in (terms, whole))
 
     def add_up() -> None:
+        if len(rows) == 2 and output.dtype is whole.dtype:
+            torch.add(own[rank], rows[1 - rank], out=output)
+            return
+        rows[rank].copy_(own[rank])
         torch.sum(rows, 0, dtype=output.dtype, out=output)
 
     return Pending(works, output, add_up, lent)
@@ -211,6 +216,8 @@ def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
     """Send the r-th of the buffer's equal pieces to rank r; one from every rank comes back."""
     lent = (output.detach(), pieces.detach())
     if is_gloo(group):
+        kept, own = (one.view(group.size(), -1)[group.rank()] for one in lent)
+        kept.copy_(own)
         return Pending(_rows_exchanged(*lent, group), output, lent=lent)
     work = dist.all_to_all_single(*lent, group=group, async_op=True)
     return Pending((work,), output, lent=lent)  # type: ignore[arg-type]
