@@ -103,17 +103,22 @@ def measured(file: str, model: str, store: str) -> Profile:
     return profile_hosts(model, file, request, Watch())
 
 
+def pair(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str, str]:
+    """Describe two ranks and a model, with an empty store; return the cluster's file, the model and the store."""
+    store = str(folder / "records.sqlite")
+    monkeypatch.setenv("SHARDWRIGHT_STORE", store)
+    file = folder / "pair.toml"
+    file.write_text(described(2))
+    (folder / "net.py").write_text(MODEL)
+    return str(file), f"{folder}/net.py:build", store
+
+
 @pytest.mark.ranks
 @pytest.mark.timeout(120)
 def test_what_ranks_measure_is_what_their_cluster_is_planned_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = str(tmp_path / "records.sqlite")
-    monkeypatch.setenv("SHARDWRIGHT_STORE", store)
-    file = tmp_path / "pair.toml"
-    file.write_text(described(2))
-    (tmp_path / "net.py").write_text(MODEL)
-    first, second = run_ranks(2, measured, str(file), f"{tmp_path}/net.py:build", store)
+    first, second = run_ranks(2, measured, *pair(tmp_path, monkeypatch))
     assert (first.is_first, second.is_first) == (True, False)
     cluster = read_cluster(described(2))
     costs = known_costs(where=environment_of(cluster))
@@ -152,14 +157,9 @@ def measured_again(file: str, model: str, store: str, before: str) -> list[tuple
 def test_a_profile_an_hour_old_holds_within_its_half_widths_or_it_is_said_that_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = str(tmp_path / "records.sqlite")
-    monkeypatch.setenv("SHARDWRIGHT_STORE", store)
-    file = tmp_path / "pair.toml"
-    file.write_text(described(2))
-    (tmp_path / "net.py").write_text(MODEL)
     before = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)).isoformat()
-    spec = f"{tmp_path}/net.py:build"
-    told, others = run_ranks(2, measured_again, str(file), spec, store, before, timeout=200)
+    files = pair(tmp_path, monkeypatch)
+    told, others = run_ranks(2, measured_again, *files, before, timeout=200)
     fresh, other, wide = told
     assert (fresh, wide, others) == ((), (), [(), (), ()])
     for note, what in zip(sorted(other), ("messages", "operators"), strict=True):

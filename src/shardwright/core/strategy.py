@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -308,3 +308,21 @@ class Strategy:
     def devices(self) -> tuple[int, ...]:
         """All devices in use, ascending."""
         return tuple(sorted({device for mesh in self.meshes for device in mesh.devices}))
+
+
+def crews_of(meshes: Sequence[Mesh]) -> dict[tuple[int, ...], list[int]]:
+    """Return the numbers of meshes by their devices."""
+    crews: dict[tuple[int, ...], list[int]] = {}
+    for number, mesh in enumerate(meshes):
+        crews.setdefault(mesh.devices, []).append(number)
+    return crews
+
+
+def sorts_of_devices(crews: Mapping[tuple[int, ...], Sequence[int]]) -> dict[int, frozenset[int]]:
+    """Return the meshes of every device, given meshes by their devices."""
+    on: dict[int, tuple[int, ...]] = {}  # by device, the crews it belongs to
+    for number, devices in enumerate(crews):
+        on.update((device, (*on.get(device, ()), number)) for device in devices)
+    own = list(crews.values())
+    sorts = {one: frozenset(m for crew in one for m in own[crew]) for one in set(on.values())}
+    return {device: sorts[one] for device, one in on.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import STATES, Kind, Program, resource_classes
-from shardwright.core.strategy import Mesh
+from shardwright.core.strategy import Mesh, crews_of, sorts_of_devices
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
 from shardwright.planner.lower.phases import PREVIOUS, Phase
@@ -182,9 +182,7 @@ def _crews(meshes: Sequence[Mesh]) -> list[list[int]]:
     """Return, by stage, the stages on some of its devices."""
     if not shares_devices(meshes):
         return [[stage] for stage in range(len(meshes))]
-    crews: dict[tuple[int, ...], list[int]] = {}  # meshes by their devices
-    for number, mesh in enumerate(meshes):
-        crews.setdefault(mesh.devices, []).append(number)
+    crews = crews_of(meshes)
     sets = {devices: set(devices) for devices in crews}
     found = {
         mine: sorted(
@@ -231,18 +229,11 @@ def _turns(
     A device runs its instructions one after another, whichever of its meshes they belong to: each waits for
     the one before it. Those of one mesh do so by themselves, since they share a resource.
     """
-    crews: dict[tuple[int, ...], list[int]] = {}  # meshes by their devices
-    for number, mesh in enumerate(meshes):
-        crews.setdefault(mesh.devices, []).append(number)
-    on: dict[int, tuple[int, ...]] = {}  # by device, the crews it belongs to
-    for number, devices in enumerate(crews):
-        on.update((device, (*on.get(device, ()), number)) for device in devices)
-    own = list(crews.values())
     computing = np.flatnonzero(COMPUTES[kind])
     found = [np.zeros((0, 2), dtype=np.int64)]
-    for numbers in set(on.values()):
+    for own in set(sorts_of_devices(crews_of(meshes)).values()):
         is_mine = np.zeros(len(meshes), dtype=np.bool_)
-        is_mine[[mesh for number in numbers for mesh in own[number]]] = True
+        is_mine[list(own)] = True
         mine = computing[is_mine[group[computing]]]
         turns = np.flatnonzero(np.diff(group[mine]))
         found.append(np.stack([mine[turns + 1], mine[turns]], axis=1))

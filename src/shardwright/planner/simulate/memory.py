@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.completion import completions
 from shardwright.core.program import Kind, Message, Primitive, Program
+from shardwright.core.strategy import crews_of, sorts_of_devices
 from shardwright.core.swap import is_swapped
 from shardwright.planner.simulate.columns import Bytes, Floats
 
@@ -129,19 +130,7 @@ def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     distinct = frozenset[int]().union(*(mesh.devices for mesh in program.meshes))
     if len(distinct) == sum(len(mesh.devices) for mesh in program.meshes):
         return [frozenset({frozenset({number})}) for number in range(len(program.meshes))]
-    crews: dict[tuple[int, ...], list[int]] = {}  # meshes by their devices
-    for number, mesh in enumerate(program.meshes):
-        crews.setdefault(mesh.devices, []).append(number)
-    sorts = _device_sorts(crews)
+    crews = crews_of(program.meshes)
+    sorts = sorts_of_devices(crews)
     kinds = {devices: frozenset(map(sorts.__getitem__, devices)) for devices in crews}
     return [kinds[mesh.devices] for mesh in program.meshes]
-
-
-def _device_sorts(crews: Mapping[tuple[int, ...], Sequence[int]]) -> dict[int, frozenset[int]]:
-    """Return the meshes of every device, given meshes by their devices."""
-    on: dict[int, tuple[int, ...]] = {}  # by device, the crews it belongs to
-    for number, devices in enumerate(crews):
-        on.update((device, (*on.get(device, ()), number)) for device in devices)
-    own = list(crews.values())
-    sorts = {one: frozenset(m for crew in one for m in own[crew]) for one in set(on.values())}
-    return {device: sorts[one] for device, one in on.items()}
