@@ -57,14 +57,26 @@ def measure(
         number = min(
             number * 10, max(number * 2, int(number * SAMPLE_SECONDS / max(once, 1e-7)) + 1)
         )
-    samples: list[float] = []
-    while len(samples) < MAX_SAMPLES:
+
+    def sample() -> float:
         start = clock()
         run(number)
-        samples.append((clock() - start) / number)
+        return (clock() - start) / number
+
+    return sampled(sample, number, begin + budget_seconds, tolerance)
+
+
+def sampled(
+    sample: Callable[[], float], number: int, deadline: float, tolerance: float = 0.02
+) -> Timing:
+    """Summarise samples, each of ``number`` runs, until they are steady or ``time.perf_counter`` passes a
+    deadline, after three of them at least."""
+    samples: list[float] = []
+    while len(samples) < MAX_SAMPLES:
+        samples.append(sample())
         if len(samples) < MIN_SAMPLES:
             continue
-        if time.perf_counter() - begin > budget_seconds:
+        if time.perf_counter() > deadline:
             break
         if len(samples) >= ENOUGH_SAMPLES:
             timing = summarise(samples, number)

@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright.core.costs import Record
-from shardwright.runtime.profile.clock import (
-    ENOUGH_SAMPLES,
-    MAX_SAMPLES,
-    MIN_SAMPLES,
-    Timing,
-    summarise,
-)
+from shardwright.runtime.profile.clock import Timing, sampled
 from shardwright.runtime.profile.machine import own_device
 from shardwright.runtime.profile.passes import (
     FAILURES,
@@ -218,17 +212,14 @@ def on_device(run: Callable[[int], None], device: str, budget_seconds: float) ->
     torch.cuda.synchronize(device)
     once = time.perf_counter() - begin
     number = max(1, min(MOST_QUEUED, int(_QUEUED_SECONDS / max(once, started))))
-    samples: list[float] = []
-    while len(samples) < MAX_SAMPLES:
+
+    def sample() -> float:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(int(CYCLES * (_SLACK_SECONDS + 2 * number * started)))
         first.record()
         run(number)
         last.record()
         torch.cuda.synchronize(device)
-        samples.append(first.elapsed_time(last) / 1e3 / number)
-        timing = summarise(samples, number)
-        is_steady = len(samples) >= ENOUGH_SAMPLES and timing.spread <= 0.02 * timing.seconds
-        if len(samples) >= MIN_SAMPLES and (is_steady or time.perf_counter() > deadline):
-            break
-    return summarise(samples, number)
+        return first.elapsed_time(last) / 1e3 / number
+
+    return sampled(sample, number, deadline)
