@@ -28,13 +28,14 @@ def simulate_plain(
     *,
     overlap_slowdown: float = 1.0,
     cores: float = math.inf,
+    far: NDArray[np.bool_] | None = None,
     scatter_copies: float = 0.0,
 ) -> tuple[Times, list[Floats]]:
     """Return start, end and cause of each instruction, and every mesh's bytes over time."""
-    if overlap_slowdown == 1.0 and cores == math.inf:
+    if overlap_slowdown == 1.0 and cores == math.inf and far is None:
         times = relax_plain(program, seconds)
     else:
-        times = share_plain(program, seconds, overlap_slowdown, cores)
+        times = share_plain(program, seconds, (overlap_slowdown, cores), far)
     return times, _memory(program, times, touched(program, scatter_copies))
 
 
@@ -92,17 +93,23 @@ class _Running:
 
 
 def share_plain(
-    program: Program, seconds: NDArray[np.float64], slowdown: float, cores: float = math.inf
+    program: Program,
+    seconds: NDArray[np.float64],
+    limits: tuple[float, float],
+    far: NDArray[np.bool_] | None,
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
-    While a group computes and communicates at once, what does either advances at rate 1/slowdown, and
-    all else at 1; meshes of the same devices are one group (``shared_groups``). While more devices compute than
-    there are ``cores``, they share these evenly. Completions at one instant come before starts, and starts before rates are settled, so that nothing depends on the order of queues.
+    ``limits`` are the slow-down and the number of cores. While a group computes and communicates at once, what
+    does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group
+    (``shared_groups``). While more devices compute than there are cores, they share these evenly, and messages of
+    a group on resources that are ``far`` its uplinks. Completions at one instant come before starts, and starts before rates are settled, so that nothing depends on the order of queues.
     """
+    slowdown, cores = limits
     duration: list[float] = seconds.tolist()
     waits = _predecessors(program)
     count = len(waits)
+    shares: list[bool] = [False] * len(program.resource_names) if far is None else far.tolist()
     queues: list[list[int]] = [
         np.flatnonzero(program.resource == queue).tolist()
         for queue in range(len(program.resource_names))
@@ -138,26 +145,31 @@ def share_plain(
                 for device in program.meshes[group[task.instruction]].devices
             }
             crowd = max(1.0, len(computing) / cores)
-            _settle_rates(group, running, classes, now, (slowdown, crowd))
+            _settle_rates(group, running, (classes, shares), now, (slowdown, crowd))
             now = min(task.finish for task in running.values())
 
 
 def _settle_rates(
     group: list[int],
     running: dict[int, _Running],
-    classes: list[int],
+    sorts: tuple[list[int], list[bool]],
     now: float,
     stretches: tuple[float, float],
 ) -> None:
-    """Give every running instruction the rate that its group's mix of work, and the crowd, allow."""
-    slowdown, crowd = stretches
+    """Give every running instruction the rate that its group's mix of work, its uplinks and the crowd allow."""
+    (classes, far), (slowdown, crowd) = sorts, stretches
+    senders = [group[task.instruction] for queue, task in running.items() if far[queue]]
     busy: dict[int, set[int]] = {}
     for queue, task in running.items():
         busy.setdefault(group[task.instruction], set()).add(classes[queue])
     for queue, task in running.items():
         overlaps = classes[queue] in SLOWED and busy[group[task.instruction]] >= SLOWED
         stretch = slowdown if overlaps else 1.0
-        task.settle(now, stretch * crowd if classes[queue] == ResourceClass.COMPUTE else stretch)
+        if classes[queue] == ResourceClass.COMPUTE:
+            stretch *= crowd
+        if far[queue]:
+            stretch *= senders.count(group[task.instruction])
+        task.settle(now, stretch)
 
 
 def _predecessors(program: Program) -> list[list[int]]:

@@ -18,6 +18,12 @@ from tests.planner.simulate.statistics import program_statistics
 
 SLOWDOWNS = st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.7])
 CORES = st.sampled_from([0.5, 1.0, 1.5, 2.0, math.inf])
+FAR = st.sampled_from(["", "link", "link send"])  # resources that send between hosts
+
+
+def far_of(program, sorts):
+    """Return which resources are of these sorts."""
+    return np.array([name.split(":")[0] in sorts.split() for name in program.resource_names])
 
 
 def simpy_ends(rows):
@@ -40,7 +46,7 @@ def simpy_ends(rows):
     return ends
 
 
-def fluid_ends(rows, slowdown, cores=math.inf):
+def fluid_ends(rows, slowdown, cores=math.inf, far=""):
     """Processor sharing in exact fractions: advance everything to the next completion, repeat."""
     left = [Fraction(row.seconds) for row in rows]
     ends = [None] * len(rows)
@@ -68,6 +74,9 @@ def fluid_ends(rows, slowdown, cores=math.inf):
             speed[index] = 1 / Fraction(slowdown) if is_slow else Fraction(1)
             if rows[index].resource.startswith("compute"):
                 speed[index] *= share
+            if rows[index].resource.split(":")[0] in far.split():
+                others = [rows[j].resource for j in active if rows[j].group == rows[index].group]
+                speed[index] /= sum(name.split(":")[0] in far.split() for name in others)
         step = min(left[index] / speed[index] for index in active)
         now += step
         for index in active:
@@ -82,11 +91,11 @@ def longest_path(rows):
     return max(ends, default=0.0)
 
 
-@given(row_lists(max_size=25), SLOWDOWNS, CORES)
+@given(row_lists(max_size=25), SLOWDOWNS, CORES, FAR)
 @settings(max_examples=300)
-def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown, cores):
+def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown, cores, far):
     program, seconds = build_program(rows)
-    how = {"overlap_slowdown": slowdown, "cores": cores}
+    how = {"overlap_slowdown": slowdown, "cores": cores, "far": far_of(program, far)}
     fast = simulate(program, seconds, **how)
     (start, end, cause), memory = simulate_plain(program, seconds, **how)
     assert fast.start.tobytes() == start.tobytes()
@@ -101,11 +110,12 @@ def test_without_slowdown_ends_equal_a_simpy_model(rows):
     np.testing.assert_allclose(simulate(program, seconds).end, simpy_ends(rows), rtol=1e-12)
 
 
-@given(row_lists(), SLOWDOWNS, CORES)
-def test_with_slowdown_and_few_cores_ends_equal_an_exact_fluid_model(rows, slowdown, cores):
+@given(row_lists(), SLOWDOWNS, CORES, FAR)
+def test_ends_under_sharing_equal_an_exact_fluid_model(rows, slowdown, cores, far):
     program, seconds = build_program(rows)
-    end = simulate(program, seconds, overlap_slowdown=slowdown, cores=cores).end
-    np.testing.assert_allclose(end, fluid_ends(rows, slowdown, cores), rtol=1e-9, atol=1e-9)
+    shared = {"cores": cores, "far": far_of(program, far)}
+    end = simulate(program, seconds, overlap_slowdown=slowdown, **shared).end
+    np.testing.assert_allclose(end, fluid_ends(rows, slowdown, cores, far), rtol=1e-9, atol=1e-9)
 
 
 def test_ranks_share_cores_while_more_of_them_compute_than_there_are():

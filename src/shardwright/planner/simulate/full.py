@@ -23,7 +23,7 @@ COMPUTE, LINK = int(ResourceClass.COMPUTE), int(ResourceClass.LINK)
 
 # What a resource does. It has run queue entries begin..place-1 and runs instruction ``running``
 # (-1: none) with the work ``remaining`` at time ``since``, done at rate 1/``stretch`` (-1: not
-# settled yet). ``after`` links the busy resources of a group. One record for each, and small
+# settled yet). ``after`` links the busy resources of a group; ``is_far``: its messages go between hosts. One record for each, and small
 # functions without branches, because Numba counts who holds an array handed to any other, which
 # costs more than the work itself.
 QUEUE = np.dtype(
@@ -38,6 +38,7 @@ QUEUE = np.dtype(
         ("stretch", np.float64),
         ("finish", np.float64),
         ("sort", np.int8),
+        ("is_far", np.bool_),
     ],
     align=True,
 )
@@ -105,16 +106,20 @@ def share(
     ranks: Ints,
     slowdown: float,
     cores: float = np.inf,
+    far: NDArray[np.bool_] | None = None,
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
     ``ranks`` is how many devices each group has. While a group computes and communicates at once, what
     does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group.
-    While more ranks compute than there are ``cores``, all of them get equal shares of these. Completions at
+    While more ranks compute than there are ``cores``, all of them get equal shares of these; messages that
+    a group sends between hosts at once, by the resources that are ``far``, get equal shares of its uplinks. Completions at
     one instant come before starts, and starts before rates are settled, so that nothing depends on the
     order of queues.
     """
     progress = _beginning(wiring, classes, len(ranks))
+    if far is not None:
+        progress.queues["is_far"] = far
     _play(wiring, seconds, progress, slowdown, ranks, cores)
     return progress.start, progress.end, progress.cause
 
@@ -344,16 +349,17 @@ def _crowding(queues: Queues, first: Ints, ranks: Ints, cores: float) -> float:
 
 @compiled
 def _settle(queues: Queues, first: int, now: float, slowdown: float, crowd: float) -> float:
-    """Give every running instruction of a group the rate that its mix of work, and how many ranks share
-    the cores (``crowd``), allow.
+    """Give every running instruction of a group the rate that its mix of work, the messages that share its
+    uplinks, and how many ranks share the cores (``crowd``), allow.
 
     Returns when the first of them finishes; infinity where none runs.
     """
-    some_compute, some_communicate = False, False
+    some_compute, some_communicate, num_far = False, False, 0
     resource = first
     while resource >= 0:
         some_compute |= queues[resource].sort == COMPUTE
         some_communicate |= queues[resource].sort == LINK
+        num_far += queues[resource].is_far
         resource = queues[resource].after
     shared = slowdown if some_compute and some_communicate else 1.0
     earliest = np.inf
@@ -363,6 +369,8 @@ def _settle(queues: Queues, first: int, now: float, slowdown: float, crowd: floa
         stretch = shared if queue.sort <= LINK else 1.0
         if queue.sort == COMPUTE:
             stretch *= crowd
+        if queue.is_far:
+            stretch *= num_far
         if stretch != queue.stretch:
             done = (now - queue.since) / queue.stretch
             queue.remaining = max(0.0, queue.remaining - done)

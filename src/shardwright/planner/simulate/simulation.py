@@ -22,6 +22,7 @@ from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
 from shardwright.planner.simulate.columns import ranks_of_groups, shared_groups
 from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import memory_over_time
+from shardwright.planner.simulate.uplinks import far_resources
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Times, Wiring
@@ -33,6 +34,7 @@ def simulate(
     *,
     overlap_slowdown: float = 1.0,
     cores: float = math.inf,
+    far: NDArray[np.bool_] | None = None,
     scatter_copies: float = 0.0,
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
@@ -42,14 +44,15 @@ def simulate(
 
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
     computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``cores``: how
-    many ranks can compute at once; while more do, each has its share of these. ``scatter_copies``: see
-    ``Cluster.scatter_copies``. Deterministic. Takes O(n) time without slow-down and with a core for each rank, else
+    many ranks can compute at once; while more do, each has its share of these. ``far``: the resources whose messages
+    share what a group can send between hosts (``planner.simulate.uplinks``). ``scatter_copies``: see
+    ``Cluster.scatter_copies``. Deterministic. Takes O(n) time where nothing is slowed down or shared, else
     O(n log resources).
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
 
     def play(program: Program, seconds: NDArray[np.float64]) -> Timeline:
-        times = _times(program, seconds, overlap_slowdown, cores)
+        times = _times(program, seconds, overlap_slowdown, cores, far)
         return _timeline(program, times, scatter_copies)
 
     timeline = play(program, seconds)
@@ -64,12 +67,13 @@ def simulate_on(
     program: Program,
     seconds: NDArray[np.float64],
 ) -> Timeline:
-    """Simulate with the overlap and the copies of a cluster, and the cores that its ranks were seen to have."""
+    """Simulate with the overlap, the copies and the uplinks of a cluster, and the cores that its ranks were seen to have."""
     return simulate(
         program,
         seconds,
         overlap_slowdown=cluster.overlap_slowdown,
         cores=table.overhead_map.get("cores", math.inf),
+        far=far_resources(program, cluster),
         scatter_copies=cluster.scatter_copies,
     )
 
@@ -142,17 +146,21 @@ def _checked(
 
 
 def _times(
-    program: Program, seconds: NDArray[np.float64], overlap_slowdown: float, cores: float
+    program: Program,
+    seconds: NDArray[np.float64],
+    overlap_slowdown: float,
+    cores: float,
+    far: NDArray[np.bool_] | None,
 ) -> Times:
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
     wiring = _wiring(program)
     ranks = ranks_of_groups(program)
-    if overlap_slowdown == 1.0 and cores >= ranks.sum():
+    if overlap_slowdown == 1.0 and cores >= ranks.sum() and far is None:
         return full.relax(wiring, seconds, len(program.resource_names))
     classes = np.require(program.resource_class, np.int8, ["C", "W"])
-    return full.share(wiring, seconds, classes, ranks, float(overlap_slowdown), float(cores))
+    return full.share(wiring, seconds, classes, ranks, float(overlap_slowdown), float(cores), far)
 
 
 def _wiring(program: Program) -> Wiring:
