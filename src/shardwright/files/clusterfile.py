@@ -17,14 +17,15 @@ from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.errors import InputError
 from shardwright.files.clusterschema import (
+    MANUAL,
     MAX_DEVICES,
     ClusterTable,
     DeviceTable,
     HostTable,
     KindTable,
-    explain,
 )
 from shardwright.files.clustertemplate import TEMPLATE
+from shardwright.files.complaints import explain
 from shardwright.files.limits import parse_toml, read_text
 from shardwright.files.presets import (
     INTER_LATENCY,
@@ -85,7 +86,7 @@ def read_cluster(text: str, where: str = "cluster") -> Cluster:
     try:
         table = ClusterTable.model_validate(raw)
     except ValidationError as error:
-        raise InputError(f"{where}: {explain(error)}") from None
+        raise InputError(f"{where}: {explain(error, ClusterTable, MANUAL)}") from None
     try:
         return _Builder(table).build()
     except InputError as error:
