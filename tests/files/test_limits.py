@@ -116,3 +116,12 @@ def test_dots_of_texts_and_comments_are_no_nesting() -> None:
     dots = ".".join("abcdefghijklmnopqrstuvwxyz")
     text = f"modules = [\"{dots}\", '{dots}'] # {dots}\n[a.b.c]\nd.e = 1\n"
     assert parse_toml(text) == {"modules": [dots, dots], "a": {"b": {"c": {"d": {"e": 1}}}}}
+
+
+def test_hosts_by_the_ten_thousand_are_read_in_seconds(tmp_path: Path) -> None:
+    hosts = (
+        '[[host]]\ncount = 40_000\nkind = "H100"\ndevices = 1\nuplink = "1 GB/s"\nswitch = "rack"\n'
+    )
+    path = tmp_path / "cluster.toml"
+    path.write_text(f'[[switch]]\nname = "rack"\nuplink = "9 GB/s"\n{hosts}')
+    assert load_cluster(path).num_devices == 40_000

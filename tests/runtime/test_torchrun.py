@@ -92,6 +92,30 @@ def test_ranks_that_cannot_meet_say_so_in_a_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+# An agent that is gone before its rank has begun: it starts ranks in sessions of their own.
+AGENT = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], start_new_session=True)
+"""
+RANK = """
+import os, runpy, sys, time
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.01)
+sys.argv[1:] = ["profile", "--cluster", "none.toml"]
+runpy.run_module("shardwright", run_name="__main__")
+"""
+
+
+def test_a_rank_whose_agent_is_gone_before_it_begins_ends_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT, RANK], cwd=ROOT,
+        env=os.environ | {"TORCHELASTIC_RUN_ID": "none"}, stderr=subprocess.PIPE, text=True,
+        timeout=30, check=True,
+    )  # fmt: skip
+    assert done.stderr.startswith("error: a rank ends with the agent of torchrun that started it")
+    assert done.stderr.count("\n") == 1
+
+
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     with training(tmp_path) as (agent, ranks):
         os.killpg(agent.pid, signal.SIGINT)

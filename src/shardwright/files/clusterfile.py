@@ -17,14 +17,15 @@ from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.errors import InputError
 from shardwright.files.clusterschema import (
+    MANUAL,
     MAX_DEVICES,
     ClusterTable,
     DeviceTable,
     HostTable,
     KindTable,
-    explain,
 )
 from shardwright.files.clustertemplate import TEMPLATE
+from shardwright.files.complaints import explain
 from shardwright.files.limits import parse_toml, read_text
 from shardwright.files.presets import (
     INTER_LATENCY,
@@ -85,7 +86,7 @@ def read_cluster(text: str, where: str = "cluster") -> Cluster:
     try:
         table = ClusterTable.model_validate(raw)
     except ValidationError as error:
-        raise InputError(f"{where}: {explain(error)}") from None
+        raise InputError(f"{where}: {explain(error, ClusterTable, MANUAL)}") from None
     try:
         return _Builder(table).build()
     except InputError as error:
@@ -148,11 +149,12 @@ class _Builder:
     def _parent(self, name: str | None, where: str) -> int:
         if name is None:
             return 0
-        known = tuple(s.name for s in self.switches if not s.is_host)
-        if name not in known:
+        place = self.names.get(name)
+        if place is None or self.switches[place].is_host:
+            known = tuple(s.name for s in self.switches if not s.is_host)
             hint = suggest(name, known) if known else "; describe it in a [[switch]] table"
             raise InputError(f"{where}: there is no switch {name!r} above{hint}")
-        return self.names[name]
+        return place
 
     def _declare(self, name: str, kind: KindTable) -> None:
         for dtype in kind.peak:
@@ -205,17 +207,17 @@ class _Builder:
                     "price": preset.price if host.price is None else host.price,
                 }
             )
-        groups = self._groups(host, where)
+        groups = [self._member(group, where) for group in self._groups(host, where)]
+        parent, link = self._uplink(host, where)
+        price = host.price or 0.0
         for copy in range(host.count):
             name = host.name if host.count == 1 else f"{host.name}{copy}"
-            parent, link = self._uplink(host, where)
-            price = host.price or 0.0
             place = Switch(
                 name=name, parent=parent, link=link, address=host.address, dollars_per_second=price
             )
             index = self._add(place, where)
-            for group in groups:
-                self._fill(index, group, where)
+            for kind, own, count in groups:
+                self._fill(Device(kind=kind, host=index, link=own), count, where)
 
     def _groups(self, host: HostTable, where: str) -> tuple[DeviceTable, ...]:
         if host.device and (host.kind or host.devices):
@@ -248,7 +250,8 @@ class _Builder:
         link = Link(latency=latency, bandwidth=host.uplink, source=host.uplink_source)
         return self._parent(host.switch, f"{where}.switch"), link
 
-    def _fill(self, host: int, group: DeviceTable, where: str) -> None:
+    def _member(self, group: DeviceTable, where: str) -> tuple[int, Link, int]:
+        """Return the kind of a group's devices, their link, and how many there are."""
         kind = self._kind(group.kind, f"{where}.kind")
         usual = self.links.get(self.kinds[kind].name)
         if group.link is None and usual is None:
@@ -259,12 +262,15 @@ class _Builder:
         bandwidth = usual.bandwidth if group.link is None and usual else group.link
         latency = INTRA_LATENCY if group.link_latency is None else group.link_latency
         link = Link(latency=latency, bandwidth=bandwidth or 0.0, source=group.link_source)
-        if len(self.devices) + group.count > MAX_DEVICES:
+        return kind, link, group.count
+
+    def _fill(self, device: Device, count: int, where: str) -> None:
+        if len(self.devices) + count > MAX_DEVICES:
             raise InputError(
                 f"{where}.devices: a cluster has at most {MAX_DEVICES} devices, and this has "
-                f"{len(self.devices) + group.count} or more; lower counts"
+                f"{len(self.devices) + count} or more; lower counts"
             )
-        self.devices += [Device(kind=kind, host=host, link=link)] * group.count
+        self.devices += [device] * count
 
 
 def _kind_shorthand(text: str) -> Cluster | None:

@@ -1,33 +1,19 @@
-"""What a cluster file may hold: its tables, checked by pydantic, and how a complaint reads."""
+"""What a cluster file may hold: its tables, checked by pydantic."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from shardwright.core.cluster import MOST_SLOWDOWN, Source
 from shardwright.core.legality import MOST_DEVICES
 from shardwright.errors import InputError
-from shardwright.files.presets import INTER_LATENCY, suggest
+from shardwright.files.presets import INTER_LATENCY
 from shardwright.files.units import Quantity, is_in_range, range_text, read_quantity
 
 MAX_DEVICES = MOST_DEVICES
 MANUAL = "docs/reference/cluster-file.md"
-# By a word in pydantic's name of a complaint.
-_REMEDIES = {
-    "literal": "choose one of these",
-    "int_": "write a whole number, without quotes",
-    "float_": "write a number, without quotes",
-    "string_too": "give a name of 1 to 200 characters",
-    "string": "write text in quotes",
-    "greater": "give a number within the bound",
-    "less": "give a number within the bound",
-    "too_short": "describe at least one",
-    "model": "write a table with keys, as [[host]] or [kind.NAME]",
-    "dict": "write a table with keys, as [[host]] or [kind.NAME]",
-    "tuple": "write a list in square brackets, or tables in double ones",
-}
 
 
 def _reader(quantity: Quantity, *, zero: bool = False) -> BeforeValidator:
@@ -136,42 +122,3 @@ class ClusterTable(_Table):
     kind: dict[str, KindTable] = {}
     switch: tuple[SwitchTable, ...] = Field(default=(), strict=False)
     host: tuple[HostTable, ...] = Field(min_length=1, strict=False)
-
-
-def explain(error: ValidationError) -> str:
-    """Say what is wrong at the first place where something is."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = [part for part in first["loc"] if part != "__key__"]
-    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
-    path = f"{path[:100]} ... {path[-100:]}" if len(path) > 210 else path
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(place[:-1])
-        return f"unknown key {path!r}{suggest(str(place[-1])[:80], known)}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return f"{path}: this key is needed; add it, {MANUAL} says what it means"
-    if first["type"] == "value_error":  # a quantity: with its own remedy
-        return f"{path}: {message}"
-    return f"{path}: {message}, not {first['input']!r:.80}; {_remedy(first['type'])}"
-
-
-def _remedy(kind: str) -> str:
-    """Return what to do about pydantic's sort of complaint."""
-    for word, remedy in _REMEDIES.items():
-        if word in kind:
-            return remedy
-    return f"write it as {MANUAL} says"
-
-
-def _fields_at(place: list[Any]) -> tuple[str, ...]:
-    """Return the keys allowed in the table at a path."""
-    table: type[BaseModel] = ClusterTable
-    inner: dict[tuple[type[BaseModel], str], type[BaseModel]] = {
-        (ClusterTable, "kind"): KindTable,
-        (ClusterTable, "switch"): SwitchTable,
-        (ClusterTable, "host"): HostTable,
-        (HostTable, "device"): DeviceTable,
-    }
-    for part in place:
-        table = inner.get((table, str(part)), table)
-    return tuple(table.model_fields)

@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.core.schedules import NamedSchedule
 from shardwright.errors import InputError
+from shardwright.files.complaints import explain
 from shardwright.files.limits import parse_toml, read_text
 
+MANUAL = "docs/reference/parts-file.md"
 MAX_FILE_BYTES = 256 * 2**10
 MOST_PARTS = 1024
 MOST_MODULES = 1024  # of one part
@@ -44,13 +46,13 @@ class PartTable(_Table):
     @model_validator(mode="after")
     def _fits(self) -> PartTable:
         if len(set(self.devices)) < len(self.devices):
-            raise ValueError("a device is named twice")
+            raise ValueError(f"devices {self.devices!s:.80} name one twice; name each once")
         others = self.tensor * self.context
         product = self.data_degree * others
         if product != len(self.devices):
             raise ValueError(
                 f"data x tensor x context must be the number of devices, {len(self.devices)}, "
-                f"not {product}"
+                f"not {product}; change a degree, or the devices"
             )
         return self
 
@@ -79,7 +81,7 @@ class PartsFile(_Table):
 
 def read_parts(path: str | Path) -> PartsFile:
     """Read a parts file. Raises InputError with the place of the first thing that is wrong."""
-    remedy = "docs/reference/parts-file.md shows one"
+    remedy = f"{MANUAL} shows one"
     text = read_text(path, MAX_FILE_BYTES, "a parts file", remedy)
     try:
         raw = parse_toml(text)
@@ -88,9 +90,4 @@ def read_parts(path: str | Path) -> PartsFile:
     try:
         return PartsFile.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        message = first["msg"].removeprefix("Value error, ")
-        known = ", ".join((*PartsFile.model_fields, *(f"part.{n}" for n in PartTable.model_fields)))
-        hint = f"; the keys are {known}" if first["type"] in ("extra_forbidden", "missing") else ""
-        raise InputError(f"{path}: {place}: {message}{hint or '; ' + remedy}") from None
+        raise InputError(f"{path}: {explain(error, PartsFile, MANUAL)}") from None

@@ -17,7 +17,7 @@ from types import TracebackType
 import torch
 
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.lifeline import die_with_parent
+from shardwright.runtime.lifeline import die_with_agent
 from shardwright.runtime.stopped import stopped_neighbours
 
 # gloo's words, where it waits and where another message's wait closed the connection; NCCL's; the
@@ -57,7 +57,7 @@ def prepare_ending() -> None:
         return
     if not _ENDING.is_prepared:
         _ENDING.is_prepared = True
-        die_with_parent()
+        die_with_agent()
         atexit.register(_ENDING.last)  # the first registered is the last to run
     hook = sys.excepthook
     if hook is not sys.__excepthook__ and not hook.__module__.startswith("torch."):

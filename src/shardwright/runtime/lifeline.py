@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import forkserver
+from pathlib import Path
 
 from shardwright.runtime.stopped import end_stopped_parent
 
@@ -41,8 +42,14 @@ def die_with_launcher() -> None:
         die_when(wait)
 
 
-def die_with_parent() -> None:
-    """End this process as soon as its parent, which is torchrun's agent, is gone."""
+def die_with_agent() -> None:
+    """Under torchrun: end this rank as soon as its parent, the agent, is gone, now where it is gone already.
+
+    To be called before anything that takes long: a rank whose agent is gone would wait in C++ for ranks
+    and a store that never come.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
     parent = os.getppid()
 
     def wait() -> None:
@@ -50,6 +57,23 @@ def die_with_parent() -> None:
             time.sleep(POLL_SECONDS)
 
     die_when(wait)
+    # The agent starts ranks in sessions of their own. Where it is gone, somebody adopted this one; what a
+    # script in between started has another leader.
+    if os.getsid(0) == os.getpid() and not _may_be_agent(parent):
+        sys.exit(
+            f"error: a rank ends with the agent of torchrun that started it, but its parent, process {parent}, "
+            "is none; start all ranks again"
+        )
+
+
+def _may_be_agent(process: int) -> bool:
+    """Whether torch is loaded in a process, as it is in agents, or nobody can tell."""
+    if not Path("/proc/self/maps").exists():
+        return True
+    try:
+        return "libtorch" in Path(f"/proc/{process}/maps").read_text()
+    except OSError:  # gone meanwhile, or another user's
+        return False
 
 
 def die_with_thread() -> None:

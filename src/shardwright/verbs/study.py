@@ -329,7 +329,8 @@ def _wanted(text: str, order_file: str) -> str | Placement:
         )
         for part in file.part
     )
-    return Placement(name=Path(text).name, parts=parts, whole=whole, order=order)
+    name = " with ".join(Path(one).name for one in (text, order_file) if one)
+    return Placement(name=name, parts=parts, whole=whole, order=order)
 
 
 def possible_precision(cluster: Cluster, wanted: str) -> str:

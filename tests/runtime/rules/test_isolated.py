@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from shardwright.planner.space.rules.examples.notation import F, call
 from shardwright.runtime.rules import Axis, Crashed, Differ, draw, run_isolated
 from shardwright.verbs.finder import propose
 from shardwright.verbs.rules import verify_rules
+from tests.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -104,3 +106,20 @@ def test_errors_come_through_and_no_child_is_left() -> None:
     with pytest.raises(Crashed, match=r"\(SIGABRT\) outside of any split"):
         run_isolated(lambda _: os.abort())
     assert children() <= before
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "child"
+
+    def linger(_: Differ) -> None:
+        path.with_suffix(".new").write_text(str(os.getpid()))
+        path.with_suffix(".new").rename(path)
+        time.sleep(1000)
+
+    if (parent := os.fork()) == 0:
+        run_isolated(linger)
+        os._exit(0)
+    assert wait_until(path.exists)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert wait_until(lambda: not is_alive(int(path.read_text())), 5)

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import torch
 
 from shardwright.errors import RunError
+from shardwright.runtime.lifeline import die_with_thread
 from shardwright.runtime.rules.cases import Case
 from shardwright.runtime.rules.pieces import Split, difference
 
@@ -162,7 +163,8 @@ def _child(
 
 
 def _settle() -> None:
-    """Be quiet, alone, and ended by the alarm: its own, so that no orphan runs for ever."""
+    """Be quiet, alone, and ended with the parent or by the alarm: its own, so that no orphan runs for ever."""
+    die_with_thread()
     torch.set_num_threads(1)  # the pool's other threads were not forked
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
