@@ -201,10 +201,19 @@ WRONG = {
         "node 2 has 0 costs",
     ),
     "negative usage": (broken(lambda p: p["nodes"]["usages"].__setitem__(2, [-1])), "negative"),
-    "float cost": (broken(lambda p: p["nodes"]["costs"].__setitem__(2, [0.5])), "not an integer"),
-    "text cost": (broken(lambda p: p["nodes"]["costs"].__setitem__(2, ["x"])), "not an integer"),
+    "float cost": (
+        broken(lambda p: p["nodes"]["costs"].__setitem__(2, [0.5])),
+        "has 0.5, which is not an integer",
+    ),
+    "text cost": (
+        broken(lambda p: p["nodes"]["costs"].__setitem__(2, ["x"])),
+        "has 'x', which is not",
+    ),
     "true cost": (broken(lambda p: p["nodes"]["costs"].__setitem__(2, [True])), "not an integer"),
-    "huge cost": (broken(lambda p: p["nodes"]["costs"].__setitem__(2, [2**70])), "not an integer"),
+    "huge cost": (
+        broken(lambda p: p["nodes"]["costs"].__setitem__(2, [2**70])),
+        f"has {2**70}, which is not",
+    ),
     "nested cost": (broken(lambda p: p["edges"]["costs"].__setitem__(3, [[1], 2, 3])), "integer"),
     "wrong table": (broken(lambda p: p["edges"]["costs"][2].pop()), "edge 2 has 3 costs"),
     "tables short": (broken(lambda p: p["edges"]["costs"].pop()), "5 edges, but 4 tables"),
@@ -214,7 +223,7 @@ WRONG = {
     "long ago": (broken(lambda p: p["nodes"]["intervals"].__setitem__(0, [-1, 2])), "negative"),
     "limit text": (broken(lambda p: p.__setitem__("usage_limit", "9")), "usage_limit"),
     "cut": (b'{"problem": {', "complete JSON"),
-    "bytes": (b"\x1f\x8bnot gzip", "complete JSON"),
+    "bytes": (b"\x1f\x8bnot gzip", "its gzip stream is damaged"),
 }
 
 

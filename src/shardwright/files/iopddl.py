@@ -91,8 +91,10 @@ def read_iopddl(path: str | Path) -> ContestProblem:
         tree = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _refusal(path, f"JSON is UTF-8, and its byte {error.start} is not") from error
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise _refusal(path, f"it is not complete JSON ({error})") from error
+    except ValueError as error:
+        raise _refusal(path, str(error)) from error
     try:
         return _columns(tree)
     except (ValueError, OverflowError) as error:
@@ -205,11 +207,13 @@ def _flat(rows: list[list[int]], name: str) -> Ints:
 def _integers(row: list[int], name: str) -> Ints:
     """Return a list as integers of 64 bits; floats, booleans and texts are refused."""
     if not {int}.issuperset(map(type, row)):
-        raise ValueError(f"{name} has something that is not an integer")
+        other = next(one for one in row if type(one) is not int)
+        raise ValueError(f"{name} has {other!r:.40}, which is not an integer")
     try:
         found = np.array(row, dtype=np.int64)
     except OverflowError as error:
-        raise ValueError(f"{name} has something that is not an integer of 64 bits") from error
+        most = max(row, key=abs)
+        raise ValueError(f"{name} has {most!s:.40}, which is not an integer of 64 bits") from error
     if found.min(initial=0) < 0:
         raise ValueError(f"{name} has a negative number, {found.min()}")
     return found
