@@ -55,6 +55,7 @@ FILES = (
     "published",
     "papers",
     "habits",
+    "unseen",
 )
 
 

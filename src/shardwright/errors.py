@@ -47,7 +47,11 @@ class InputError(ShardwrightError, ValueError):
 
 
 class CaptureError(InputError):
-    """The model cannot be captured as a graph."""
+    """The model cannot be captured as a graph; ``place`` is the line of it that is at fault, where one is."""
+
+    def __init__(self, message: str, *, place: str = "") -> None:
+        super().__init__(f"{message} (at {place})" if place else message)
+        self.place = place
 
 
 class PlanMismatch(InputError):

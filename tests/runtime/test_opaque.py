@@ -173,6 +173,9 @@ class By(nn.Module):
             found = back(torch.ones_like(value))[0]
         elif self.way == "func.jvp":
             found = torch.func.jvp(self.field, (x,), (one,))[1]
+        elif self.way == "solve":
+            found = torch.func.grad(lambda at: self.field(at).sum())(x)
+            found = torch.linalg.solve(torch.eye(2) + x.unsqueeze(-1) * x.unsqueeze(-2), found)
         elif self.way == "backward":
             leaf = x.detach().requires_grad_()
             self.field(leaf).sum().backward(inputs=[leaf], create_graph=True)
@@ -192,7 +195,7 @@ class By(nn.Module):
         (made(Critic, (8, 2), (8, 2)), ""),
         *(
             (made(partial(By, way)), "")
-            for way in ("hvp", "func.grad", "func.vjp", "func.jvp", "backward")
+            for way in ("hvp", "func.grad", "func.vjp", "func.jvp", "solve", "backward")
         ),
         (made(partial(By, "register_hook")), "By"),
     ],

@@ -16,6 +16,8 @@ from tests.verbs.test_verification import plan_of
 
 pytestmark = pytest.mark.torch
 MODELS = """
+from dataclasses import dataclass
+from typing import NamedTuple
 import torch
 from torch import nn
 import torch.nn.functional as F
@@ -43,6 +45,21 @@ class Distance(nn.Module):
     def forward(self, x, y):
         return F.cross_entropy(-torch.cdist(self.drop(self.up(x)), self.centres), y)
 
+class Slim(NamedTuple):
+    dropout: float = 0.1
+
+@dataclass(frozen=True)
+class Frozen:
+    dropout: float = 0.1
+
+class Configured(Distance):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x, y):
+        return super().forward(F.dropout(x, self.config.dropout, self.training), y)
+
 class Hidden(nn.Module):
     def __init__(self, noise):
         super().__init__()
@@ -66,6 +83,8 @@ class Noisy(Distance):
     def forward(self, x, y):
         return super().forward(x + torch.randn_like(x), y)
 
+def slim(): return Configured(Slim())
+def frozen(): return Configured(Frozen())
 def around(): return Around(False)
 def noisy_inside(): return Around(True)
 
@@ -87,8 +106,9 @@ def verified(folder: Path, name: str, seed: Seed | None = None) -> Verification:
     return shardwright.verify(Frontier(plans=(plan,)), Trial(model=model))
 
 
-def test_a_power_is_no_rate_of_dropout(folder: Path) -> None:
-    assert verified(folder, "Distance").is_equal
+@pytest.mark.parametrize("name", ["Distance", "slim", "frozen"])
+def test_a_power_is_no_rate_of_dropout_and_a_rate_may_stand_still(folder: Path, name: str) -> None:
+    assert verified(folder, name).is_equal
 
 
 def test_dropout_of_opaque_modules_and_of_plain_calls_is_off(folder: Path) -> None:

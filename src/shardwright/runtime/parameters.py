@@ -338,7 +338,8 @@ class Parameters:
         if len(shape) < len(declared):
             row = parameter.detach().view(-1, *[1] * (len(declared) - 1))
             return nn.Parameter(row, requires_grad=parameter.requires_grad)
-        dim = next(d for d, size in enumerate(declared) if size != spec.shape[d])
+        differing = (d for d, size in enumerate(declared) if size != spec.shape[d])
+        dim = next(differing, len(declared) - 1)  # blocks of one feature differ nowhere before
         shape[dim : dim + 2] = [shape[dim] * shape[dim + 1]]
         return nn.Parameter(parameter.detach().view(shape), requires_grad=parameter.requires_grad)
 

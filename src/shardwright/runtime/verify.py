@@ -7,6 +7,7 @@ that is counted twice.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -98,11 +99,15 @@ def _parts(module: nn.Module) -> Iterator[object]:
 def _without_dropout(part: object) -> int:
     """Set to zero whatever names itself a dropout rate: masks depend on who draws them."""
     is_layer = isinstance(part, nn.modules.dropout._DropoutNd)
-    names = ["p"] if is_layer else [name for name in vars(part) if "drop" in name]
+    held = getattr(part, "__dict__", {})  # what has slots or is a tuple names nothing
+    names = ["p"] if is_layer else [name for name in held if "drop" in name]
     found = [name for name in names if isinstance(getattr(part, name), float)]
     found = [name for name in found if getattr(part, name) > 0]
     for name in found:
-        setattr(part, name, 0.0)
+        with contextlib.suppress(
+            AttributeError
+        ):  # frozen: who asks it for a rate is told 0 by the graph
+            setattr(part, name, 0.0)
     return len(found)
 
 

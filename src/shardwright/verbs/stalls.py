@@ -88,7 +88,7 @@ def analyse_script(
 @contextlib.contextmanager
 def _blaming(what: str, remedy: str) -> Iterator[None]:
     """Tell what code of the user raises as an InputError, with its line."""
-    from shardwright.runtime.capture.prepare import model_line
+    from shardwright.runtime.capture.places import model_line
 
     try:
         yield

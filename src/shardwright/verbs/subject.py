@@ -64,7 +64,9 @@ def capture(
             )
         except CaptureError as error:
             _say_if_resized(error, source, example, seq)
-            raise
+            if error.place or not source.place:
+                raise
+            raise CaptureError(str(error), place=source.place) from error
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
     return capture_module(

@@ -18,7 +18,7 @@ from shardwright.runtime.capture.export import bind_tensors, evaluate
 from shardwright.runtime.checkpoint import load_into_module
 from shardwright.runtime.executor import Executor
 from tests import zoo
-from tests.runtime.equivalence import Run, assert_close, batches, copied
+from tests.runtime.equivalence import Run, assert_close, batches, copied, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.world import run_ranks
 
@@ -73,6 +73,20 @@ def test_equal_blocks_of_features_become_one_operator_with_equal_bits(cut: objec
     wanted = torch.autograd.grad(expected, list(module.parameters()))
     for mine, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-14, atol=1e-14)
+
+
+def test_blocks_of_one_feature_train_as_in_pytorch() -> None:
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        module = Cut(lambda _, y: _sum(y.chunk(24, -1)))
+        return module, {"x": torch.randn(4, 6, 8, dtype=torch.float64)}
+
+    module, batch = build()
+    captured = capture(module, batch)
+    assert BLOCKS in [operator.kind for operator in captured.graph.operators]
+    strategy = seed_strategy(captured.graph, Seed(data=2))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
+    assert_close(runs[0], train_plain(build, SGD), "blocks of one feature")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from shardwright.errors import CaptureError, InputError
 from shardwright.runtime.capture import capture, load_model
+from shardwright.verbs.subject import capture as captured_by_name
 from tests.runtime.capture.test_export import check
 
 pytestmark = pytest.mark.torch
@@ -34,6 +36,18 @@ def pooled():
 
 def nested():
     return Pooled(), {"x": {"tokens": torch.zeros(8, 4)}, "scale": 3}
+
+def alone():
+    return Pooled()
+
+def no_module():
+    return [Pooled()], {"x": torch.zeros(8, 4)}
+
+def failing():
+    return Pooled(width=3)
+
+def listed():
+    return nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))), {"input": torch.zeros(8, 4)}
 """
 
 
@@ -59,17 +73,34 @@ def test_a_model_built_without_values_is_run_with_those_it_is_built_with(folder:
     assert [one.kind for one in graph.operators] == ["aten.linear.default", "opaque.Pooled"]
 
 
-def test_a_nested_batch_is_refused_by_the_names_of_what_is_nested(folder: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"tensors only, but it has x \(dict\), scale \(int\); give"
-    ):
-        load_model(f"{folder}/pooled.py:nested").example(8)
+@pytest.mark.parametrize(
+    ("name", "message", "text"),
+    [
+        ("nested", r"tensors only, but it has x \(dict\), scale \(int\); give", "def nested"),
+        ("alone", "no example batch; return", "def alone"),
+        ("no_module", "but this one returned list; return the model", "def no_module"),
+        ("failing", r"failing\(\) failed with TypeError at .*: Pooled", "width=3"),
+        ("listed", r"but 1 is compiled by TorchScript \(Linear\); use the", "def listed"),
+    ],
+)
+def test_a_factory_is_refused_with_its_line(
+    folder: Path, name: str, message: str, text: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        captured_by_name(f"{folder}/pooled.py:{name}")
+    lines = FILE.splitlines()
+    assert f"at pooled.py:{next(n for n, line in enumerate(lines, 1) if text in line)}" in str(
+        caught.value
+    )
 
 
-def test_a_module_compiled_by_torchscript_is_refused_by_its_path() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
-    with pytest.raises(CaptureError, match=r"but 1 is compiled by TorchScript \(Linear\); use the"):
-        capture(model, {"input": torch.randn(8, 4)})
+@pytest.mark.parametrize("wrong", ["import nothing_of_the_kind", "def ("])
+def test_a_file_that_cannot_be_imported_is_refused_with_its_line(
+    tmp_path: Path, wrong: str
+) -> None:
+    (tmp_path / "wrong.py").write_text(f"import torch\n{wrong}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"Error at wrong\.py:2: .*; fix the file"):
+        load_model(f"{tmp_path}/wrong.py:build")
 
 
 class Branch(nn.Module):
@@ -105,7 +136,8 @@ def test_why_export_failed_is_said_with_the_line_of_the_model() -> None:
 def test_a_model_that_does_not_run_is_refused_with_its_line() -> None:
     with pytest.raises(CaptureError, match="must run on its example batch") as caught:
         capture(Wrong(), {"x": torch.randn(8, 4)})
-    assert f"RuntimeError at {line_of(Wrong.forward, 'return')}: shape" in str(caught.value)
+    assert "failed with RuntimeError: shape" in str(caught.value)
+    assert str(caught.value).endswith(f"(at {line_of(Wrong.forward, 'return')})")
 
 
 class Packed(nn.Module):
@@ -146,32 +178,76 @@ def test_a_model_that_cannot_be_watched_is_captured_with_a_note() -> None:
     assert not any(operator.kind.startswith("opaque") for operator in graph.operators)
 
 
-def test_layers_without_shapes_are_refused_with_what_to_do() -> None:
-    class Lazy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.LazyLinear(4)
+class Held(nn.Module):
+    """Holds something that cannot be captured."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x).pow(2).mean()
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.net, self.edges = nn.Linear(4, 4), torch.eye(8)
+        if what == "lazy":
+            self.lazy = nn.Sequential(nn.LazyLinear(4))
+        if what == "sparse":
+            self.register_buffer("sparse", torch.eye(8).to_sparse_coo())
+        if what == "scripted":
+            self.scripted = nn.ModuleList([torch.jit.script(nn.Linear(4, 4))])
+        if what == "lock":
+            self.lock = threading.Lock()
+        if what == "hooked":
+            self.hooked = nn.Linear(4, 4)
+            self.hooked.bias.register_hook(lambda gradient: gradient / 2)
+        if what == "whole":
+            self.register_buffer("whole", torch.zeros(1, dtype=torch.uint16))
+        self.what = what
 
-    with pytest.raises(CaptureError, match=r"'net\.weight' takes its own .* call the module once"):
-        capture(Lazy(), {"x": torch.randn(8, 4)})
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        made = self.net(x)
+        if self.what == "whole":
+            made = made + self.whole.to(x.dtype)
+        if self.what == "off":
+            self.net.bias.requires_grad_(False)
+        if self.what == "rows":
+            return made.square().mean(1)
+        if self.what == "apart":
+            return x.square().mean()
+        return made.square().mean()
 
 
-def test_sparse_buffers_are_refused_with_what_to_keep_instead() -> None:
-    class Graph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.edges: Tensor
-            self.register_buffer("edges", torch.eye(8).to_sparse_coo())
+@pytest.mark.parametrize(
+    ("what", "message", "text"),
+    [
+        ("lazy", r"'lazy\.0\.weight' takes its own .* call the module once", "self.lazy ="),
+        ("sparse", "'sparse' is sparse_coo; keep its indices", '"sparse", torch'),
+        ("scripted", r"scripted\.0 is compiled by TorchScript \(Linear\)", "self.scripted ="),
+        ("lock", r"copying lock failed: TypeError: .*; remove locks", "self.lock ="),
+        ("hooked", r"1 have some \(hooked\.bias\); remove them", "self.hooked ="),
+        ("whole", "'whole' has dtype uint16; use one of", '"whole", torch'),
+        ("off", r"switched off, but it does so with 'net\.bias'", "requires_grad_(False)"),
+        ("rows", r"forward returned \(8,\); compute the loss", "def forward"),
+        ("apart", "no gradient reaches this one; check", "def forward"),
+    ],
+)
+def test_what_a_model_holds_or_does_is_refused_with_its_line(
+    what: str, message: str, text: str
+) -> None:
+    with pytest.raises(CaptureError, match=message) as caught:
+        capture(Held(what), {"x": torch.randn(8, 4)})
+    assert str(caught.value).endswith(f"(at {line_of(Held, text)})")
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.sparse.mm(self.edges, self.linear(x)).pow(2).mean()
 
-    with pytest.raises(CaptureError, match=r"'edges' is sparse_coo; keep its indices"):
-        capture(Graph(), {"x": torch.randn(8, 4)})
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"z": torch.randn(8, 4)}, "must match the arguments of forward"),
+        ({"x": [torch.randn(8, 4)]}, r"at least one tensor .* it has x \(list\)"),
+        ({"x": torch.eye(8).to_sparse_coo()}, "'x' is sparse_coo; keep its indices"),
+    ],
+)
+def test_a_batch_that_forward_does_not_take_is_refused_with_its_line(
+    batch: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CaptureError, match=message) as caught:
+        capture(Held(""), batch)
+    assert str(caught.value).endswith(f"(at {line_of(Held, 'def forward')})")
 
 
 class Reversed(torch.autograd.Function):

@@ -47,6 +47,8 @@ class Teacher(nn.Module):
         super().__init__()
         self.student, self.teacher = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.teacher.requires_grad_(asks)
+        nn.init.zeros_(self.student.bias)  # what the first step writes is what stands there
+        nn.init.zeros_(self.teacher.bias)
         self.looks, self.by_data = looks, by_data
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ def test_a_frozen_teacher_that_forward_writes_trains_as_it_is_written(
     kinds = {operator.kind for operator in captured.graph.operators}
     assert ("opaque.Teacher" in kinds) == looks
     roles = {tensor.name: tensor.role for tensor in captured.graph.tensors}
-    assert roles["body.teacher.weight"] == "buffer"
+    assert roles["body.teacher.weight"] == roles["body.teacher.bias"] == "buffer"
     plain = train_plain(lambda: example(make), sgd)
     for seed in (Seed(data=2, zero=3), Seed(tensor=2)):
         strategy = seed_strategy(captured.graph, seed)

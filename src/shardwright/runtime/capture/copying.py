@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import CaptureError
-
 _dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
 
 
@@ -30,27 +28,18 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(module, memo)
 
 
-def owner_of(held: Tensor, twin: nn.Module, module: nn.Module) -> str:
-    """Return the name of the twin's parameter or buffer that a function of the model holds itself, "" if
-    it holds none.
-
-    Raises CaptureError where it is still the module's own, which a graph would freeze.
-    """
-    for owner in (twin, module):
-        for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
-            if _memory(tensor) != _memory(held) or tensor.shape != held.shape:
-                continue
-            if owner is twin:
-                return name
-            raise CaptureError(
-                f"forward must take its parameters from the module it is given, but {name!r} comes from "
-                "a function or a global that holds the model itself; take it from self, or pass it on"
-            )
-    return ""
+Home = tuple[int, torch.Size]
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def home_of(tensor: Tensor) -> Home:
+    """Return what is equal for two tensors that are one in memory."""
+    return tensor.untyped_storage()._cdata, tensor.shape
+
+
+def held_by(module: nn.Module) -> dict[Home, str]:
+    """Return the name of every parameter and buffer by its home, of tied ones the first."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {home_of(tensor): name for name, tensor in reversed(named)}
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.assemble import Entry, dtype_name
-from shardwright.runtime.capture.copying import owner_of
+from shardwright.runtime.capture.copying import Home, held_by, home_of
+from shardwright.runtime.capture.places import held_at, traced_line
 from shardwright.runtime.capture.prepare import LossOnly, tied_names
 from shardwright.runtime.capture.record import Recorder, Unsupported
 from shardwright.runtime.capture.variables import Variable
@@ -45,7 +46,7 @@ class Entries:
         if kind in ("PARAMETER", "BUFFER"):
             return self.owned(path)
         if kind == "CONSTANT_TENSOR":
-            return self._constant(path, program.constants[spec.target])
+            return self._constant(path, program, spec)
         raise Unsupported(f"an entry of kind {kind}")
 
     def input(self, name: str) -> Variable:
@@ -59,9 +60,28 @@ class Entries:
         role = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         return self._enter(aliases[0], tensor, role, aliases[1:])
 
-    def _constant(self, path: str, lifted: Tensor) -> Variable:
-        if name := owner_of(lifted, self.twin, self.module):
-            return self.owned(name)
+    @cached_property
+    def _of_twin(self) -> dict[Home, str]:
+        return held_by(self.twin)
+
+    @cached_property
+    def _of_module(self) -> dict[Home, str]:
+        return held_by(self.module)
+
+    def _constant(self, path: str, program: Any, spec: Any) -> Variable:
+        """Return the variable of what a trace found nowhere else: a parameter that a function of the model holds,
+        or a constant. Complain of one that is still the module's own, which a graph would freeze."""
+        lifted = program.constants[spec.target]
+        home = home_of(lifted)
+        if home in self._of_twin:
+            return self.owned(self._of_twin[home])
+        if home in self._of_module:
+            raise CaptureError(
+                f"forward must take its parameters from the module it is given, but {self._of_module[home]!r} "
+                "comes from a function or a global that holds the model itself; take it from self, or pass it "
+                "on",
+                place=traced_line(program.graph, spec.arg.name),
+            )
         original = _attribute(self.module, path)
         tensor = original if isinstance(original, Tensor) else lifted
         return self._enter(path, tensor, "constant", constant=tensor.detach())
@@ -81,7 +101,7 @@ class Entries:
             spec = TensorSpec(
                 name=name,
                 shape=tuple(tensor.shape),
-                dtype=_known_dtype(name, tensor.dtype),
+                dtype=self._known_dtype(name, tensor.dtype),
                 role=role,
                 needs_gradient=role == "parameter" and tensor.requires_grad,
                 aliases=aliases,
@@ -93,6 +113,15 @@ class Entries:
             )
             self.entries[key] = (Entry(value=value, spec=spec, constant=constant), variable)
         return self.entries[key][1]
+
+    def _known_dtype(self, name: str, dtype: torch.dtype) -> str:
+        text = dtype_name(dtype)
+        if text not in DTYPE_BYTES:
+            raise CaptureError(
+                f"tensor {name!r} has dtype {text}; use one of {', '.join(DTYPE_BYTES)}",
+                place="" if name in self.batch else held_at(self.module, name),
+            )
+        return text
 
     def ordered(self, written: Collection[str]) -> list[Entry]:
         """Return parameters and buffers in the module's order, then the batch, then constants.
@@ -117,10 +146,3 @@ def _is_of(entry: Entry, written: Collection[str]) -> bool:
 
 def _attribute(module: nn.Module, path: str) -> Any:
     return reduce(lambda value, part: getattr(value, part, None), path.split("."), module)
-
-
-def _known_dtype(name: str, dtype: torch.dtype) -> str:
-    text = dtype_name(dtype)
-    if text not in DTYPE_BYTES:
-        raise CaptureError(f"tensor {name!r} has dtype {text}; use one of {', '.join(DTYPE_BYTES)}")
-    return text

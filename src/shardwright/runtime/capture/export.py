@@ -27,6 +27,7 @@ from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
 from shardwright.runtime.capture.keeping import changes_in, python_numbers
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
+from shardwright.runtime.capture.places import first_line, with_line
 from shardwright.runtime.capture.prepare import (
     Batch,
     LossOnly,
@@ -36,11 +37,9 @@ from shardwright.runtime.capture.prepare import (
     fake_batch,
     fake_copy,
     find_loss,
-    first_line,
     floating,
     named_batch,
     tied_names,
-    with_line,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
 from shardwright.runtime.capture.replacing import call_whole, opaque_modules
@@ -74,22 +73,28 @@ def capture(
     training statistics are taken. ``outputs`` are tensors of what forward returns (dict keys,
     attributes, positions in a tuple) to be reported besides the loss. Raises CaptureError; the module itself is not changed.
     """
-    named, dtype = named_batch(module, batch), floating(precision)
-    check_modules(module)
-    check_hooks(module)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    prepared = fake_batch(mode, named, global_batch, dtype)
-    job = _Job(
-        module=module,
-        named=named,
-        batch=prepared,
-        outputs=tuple(dict.fromkeys(outputs)),
-        name=name or type(module).__name__,
-        synchronised=batch_norm == "synchronised",
-        dtype=dtype,
-        copied=lambda: fake_copy(mode, module, dtype),
-    )
-    with with_line(), as_eager(prepared.tensors):
+    dtype, mode = floating(precision), FakeTensorMode(allow_non_fake_inputs=True)
+    with with_line(module):
+        named = named_batch(module, batch)
+        check_modules(module)
+        check_hooks(module)
+        prepared = fake_batch(mode, named, global_batch, dtype)
+        job = _Job(
+            module=module,
+            named=named,
+            batch=prepared,
+            outputs=tuple(dict.fromkeys(outputs)),
+            name=name or type(module).__name__,
+            synchronised=batch_norm == "synchronised",
+            dtype=dtype,
+            copied=lambda: fake_copy(mode, module, dtype),
+        )
+        return _captured(job)
+
+
+def _captured(job: _Job) -> Captured:
+    """Export; where that fails, as an eager run would do it; where that fails too, with opaque parts."""
+    with as_eager(job.batch.tensors):
         try:
             return _export_watched(job)
         except CaptureError:

@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.places import held_at
 
 _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -83,7 +84,8 @@ def check_hooks(module: nn.Module) -> None:
     if hooked:
         raise CaptureError(
             f"gradients of parameters must be free of hooks, but {len(hooked)} have some "
-            f"({hooked[0]}); remove them, and change gradients in the optimizer's step instead"
+            f"({hooked[0]}); remove them, and change gradients in the optimizer's step instead",
+            place=held_at(module, hooked[0]),
         )
 
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import InputError
 from shardwright.runtime.capture.huggingface import hugging_face
+from shardwright.runtime.capture.places import defined_at, model_line
 from shardwright.runtime.capture.source import USUAL_BATCH, ModelSource, check_numbers
 from shardwright.runtime.scratch import claim_multiprocessing
 
@@ -60,6 +61,7 @@ def load_model(spec: str) -> ModelSource:
         maker.own_size,
         maker.sample,
         maker.made_otherwise,
+        defined_at(factory),
     )
 
 
@@ -143,7 +145,7 @@ def _import(place: str, said: str) -> ModuleType:
         raise
     except Exception as error:
         raise InputError(
-            f"{said}: importing {place} failed with {type(error).__name__}: {error}; "
+            f"{said}: importing {place} failed with {_told(error)}; "
             f"fix the file, or name an importable module"
         ) from error
 
@@ -163,9 +165,19 @@ def _call(spec: str, function: Callable[..., Any], options: dict[str, Any]) -> A
     except Exception as error:
         name = getattr(function, "__name__", str(function))
         raise InputError(
-            f"model {spec!r}: {name}() failed with {type(error).__name__}: {error}; "
+            f"model {spec!r}: {name}() failed with {_told(error)}; "
             f"a factory must work without arguments"
         ) from error
+
+
+def _told(error: Exception) -> str:
+    """Return an error with the line of the user's that it comes from."""
+    place = f" at {line}" if (line := model_line(error)) else ""
+    return f"{type(error).__name__}{place}: {error}"
+
+
+def _begins(function: Callable[..., Any]) -> str:
+    return f" (at {place})" if (place := defined_at(function)) else ""
 
 
 def _build(spec: str, factory: Callable[..., Any]) -> nn.Module:
@@ -174,7 +186,7 @@ def _build(spec: str, factory: Callable[..., Any]) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise InputError(
             f"model {spec!r}: a factory must return a torch.nn.Module or (module, batch), "
-            f"but this one returned {type(module).__name__}"
+            f"but this one returned {type(module).__name__}; return the model{_begins(factory)}"
         )
     return module
 
@@ -291,13 +303,13 @@ def _made(
             raise InputError(
                 f"model {spec!r}: the example batch must hold tensors only, but it has "
                 f"{', '.join(others)}; give the tensors inside by names of their own, and put them "
-                "together in the forward of a wrapper"
+                f"together in the forward of a wrapper{_begins(batches or factory)}"
             )
     else:
         raise InputError(
             f"model {spec!r}: no example batch; return (module, batch) from the factory, or define "
             f"example_batch(batch_size) beside it, the batch being a dict of tensors by the names of "
-            f"forward's arguments"
+            f"forward's arguments{_begins(batches or factory)}"
         )
     return made
 

@@ -33,13 +33,14 @@ from shardwright.runtime.capture.keeping import (
     python_numbers,
     untouched_numbers,
 )
-from shardwright.runtime.capture.prepare import in_precision, model_line, real_twin
+from shardwright.runtime.capture.places import model_line
+from shardwright.runtime.capture.prepare import in_precision, real_twin
 from shardwright.runtime.capture.record import Unsupported
 from shardwright.runtime.capture.remade import remade
 from shardwright.runtime.capture.rowwise import Given, given_call
 from shardwright.runtime.capture.source import maker_of
 from shardwright.runtime.capture.switching import check_left, switched
-from shardwright.runtime.capture.writes import put_back, tensors_in, written_parameters
+from shardwright.runtime.capture.writes import Snapshot, put_back, written_parameters
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 500_000_000
@@ -126,19 +127,20 @@ def observe(
 def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     """Run a module that is ours on a batch, again where the first run changed its attributes."""
     before = fingerprint(twin)
-    values = {name: tensor.detach().clone() for name, tensor in tensors_in(twin)}
+    state = Snapshot.of(twin)
     watch, is_sure = _Watch(twin), True
     first = watch.run(batch)
     changed, written = changes(before, fingerprint(twin)), frozenset[str]()
     if not changed:
-        written = written_parameters(twin, values, batch)
+        written = written_parameters(twin, state, batch)
     reasons = list(watch.reasons)
     if changed:
-        put_back(twin, values)
+        put_back(twin, state.values)
+        state = Snapshot.of(twin)
         again = _Watch(twin, changed)
         warm = fingerprint(twin)
         second = again.run(batch)
-        written = written_parameters(twin, values, batch)  # the first call may have filled them
+        written = written_parameters(twin, state, batch)  # the first call may have filled them
         moving = changes(warm, fingerprint(twin))
         same = _same(first, second)
         if same is None:  # without values, unless both calls did the same things
@@ -147,7 +149,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
             changed = [one for one in changed if one in set(moving)]
 
             def repeats() -> bool:
-                put_back(twin, values)
+                put_back(twin, state.values)
                 return bool(_same(first, _Watch(twin).run(batch)))
 
             made_anew = remade(twin, changed, repeats)
@@ -280,11 +282,10 @@ class _Watch:
         except CaptureError:
             raise
         except Exception as error:
-            place = f" at {line}" if (line := model_line(error)) else ""
             raise CaptureError(
                 f"a model must run on its example batch, but {type(self.module).__name__} failed "
-                f"with {type(error).__name__}{place}: {error}; check the model and the batch's "
-                "shapes and dtypes"
+                f"with {type(error).__name__}: {error}; check the model and the batch's shapes and dtypes",
+                place=model_line(error),
             ) from error
         finally:
             for handle in handles:

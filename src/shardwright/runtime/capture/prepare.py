@@ -4,15 +4,14 @@ under which export sees what an eager run would do."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
 import sys
-import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.packed import traceable_packing
-from shardwright.runtime.capture.record import Unsupported
+from shardwright.runtime.capture.places import first_line, held_at
 from shardwright.runtime.capture.ungrouped import without_group
 from shardwright.runtime.scratch import drop_compiler_folder
 
@@ -215,10 +214,25 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
     try:
         return copy_module(module, memo)
     except Exception as error:
+        name = _not_copied(module, memo) or type(module).__name__
         raise CaptureError(
-            f"a module must be copyable to be captured, but copying {type(module).__name__} failed: "
-            f"{first_line(error)}; remove locks, files and generators from its attributes"
+            f"a module must be copyable to be captured, but copying {name} failed: "
+            f"{first_line(error)}; remove locks, files and generators from its attributes",
+            place=held_at(module, name),
         ) from error
+
+
+def _not_copied(module: nn.Module, memo: dict[int, Any]) -> str:
+    """Return the path of an attribute that cannot be copied, "" where each can be by itself."""
+    for path, child in module.named_modules():
+        for name, value in vars(child).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            try:
+                copy.deepcopy(value, dict(memo))
+            except Exception:  # noqa: BLE001 - whatever is wrong with it, it is this one
+                return f"{path}.{name}".lstrip(".")
+    return ""
 
 
 def tied_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -368,56 +382,14 @@ def eager_paths() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def first_line(error: BaseException) -> str:
-    """Return what an error says first, and the line of the model that it comes from."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-    if isinstance(error, Unsupported):
-        text = str(error)
-    place = model_line(error)
-    return f"{text}, at {place}" if place else text
-
-
-def model_line(error: BaseException) -> str:
-    """Return file and line of the model's innermost frame, "" where there is none.
-
-    Packages that are installed are part of the model where a module of theirs runs.
-    """
-    found = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        path = Path(frame.f_code.co_filename)
-        if not path.is_file() or any(path.is_relative_to(folder) for folder in _NOT_MODEL):
-            continue
-        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-        is_library = is_installed or path.is_relative_to(_LIBRARY)
-        if not is_library or (is_installed and isinstance(frame.f_locals.get("self"), nn.Module)):
-            found = f"{path.name}:{line}"
-    return found
-
-
-@contextlib.contextmanager
-def with_line() -> Iterator[None]:
-    """Let complaints that were raised while forward ran say the line of the model."""
-    try:
-        yield
-    except CaptureError as error:
-        place = model_line(error)
-        if not place or place in str(error):
-            raise
-        raise CaptureError(f"{error} (at {place})") from error
-
-
-_NOT_MODEL = (Path(__file__).parents[2], Path(torch.__file__).parent)
-_LIBRARY = Path(traceback.__file__).parent
-
-
-def check_dense(name: str, tensor: Tensor) -> None:
+def check_dense(name: str, tensor: Tensor, place: str = "") -> None:
     """Complain of a sparse tensor: shards and messages are dense."""
     if tensor.layout is not torch.strided:
         raise CaptureError(
             f"tensors must be dense, but {name!r} is {str(tensor.layout).removeprefix('torch.')}; keep "
             "its indices and values as two tensors, and add up rows with index_add, or make the sparse "
-            "tensor of them in forward"
+            "tensor of them in forward",
+            place=place,
         )
 
 
@@ -427,13 +399,16 @@ def check_modules(module: nn.Module) -> None:
         if nn.parameter.is_lazy(tensor):
             raise CaptureError(
                 f"parameters must have shapes, but {name!r} takes its own from the first batch; call the "
-                "module once on a batch where it is built"
+                "module once on a batch where it is built",
+                place=held_at(module, name),
             )
-        check_dense(name, tensor)
+        if tensor.layout is not torch.strided:
+            check_dense(name, tensor, held_at(module, name))
     for path, child in module.named_modules():
         if isinstance(child, torch.jit.ScriptModule):
             raise CaptureError(
                 f"a model must be made of Python modules, but {path or 'it'} is compiled by "
                 f"TorchScript ({child.original_name}); use the module from before torch.jit.script "
-                "or torch.jit.trace"
+                "or torch.jit.trace",
+                place=held_at(module, path),
             )

@@ -58,7 +58,7 @@ class ModelSource:
     sequence length (None: the model's own choice) and makes an example batch. ``own_batch_size``
     says how many samples it has where nobody asks for a number, ``make_sample`` makes a smaller one
     that a step of so many samples can be captured with, and ``made_otherwise`` says how many rows
-    its maker makes where it is not as many as it was asked for.
+    its maker makes where it is not as many as it was asked for. ``place`` is the line of its function.
     """
 
     name: str
@@ -69,6 +69,7 @@ class ModelSource:
     own_batch_size: Callable[[], int] = _usual_batch
     make_sample: Callable[[int, int | None], dict[str, Tensor]] | None = None
     made_otherwise: Callable[[int, int | None], int] = _never_otherwise
+    place: str = ""
 
     def build(self, device: str = "meta") -> nn.Module:
         """Build the module; on ``meta`` without storage, or on the CPU where it resists that."""

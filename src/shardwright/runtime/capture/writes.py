@@ -4,6 +4,7 @@ the line."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,15 +31,40 @@ def put_back(twin: nn.Module, values: Mapping[str, Tensor]) -> None:
                 tensor.copy_(values[name])
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """Parameters and buffers of a module: their values, their memory, and how often that was written in place."""
+
+    values: Mapping[str, Tensor]
+    memory: Mapping[str, tuple[int, torch.UntypedStorage]]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Snapshot:
+        """Take one."""
+        held = tensors_in(module)
+        values = {name: tensor.detach().clone() for name, tensor in held}
+        return cls(values, {name: _memory(tensor) for name, tensor in held})
+
+    def differs(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor was written since, also with what stood there (a bias of zeros that follows one)."""
+        (before, old), (now, new) = self.memory[name], _memory(tensor)
+        is_written = (before, old._cdata) != (now, new._cdata)
+        return is_written or not _same_values(self.values[name], tensor.detach())
+
+
+def _memory(tensor: Tensor) -> tuple[int, torch.UntypedStorage]:
+    return 0 if tensor.is_inference() else tensor._version, tensor.untyped_storage()
+
+
 def written_parameters(
-    twin: nn.Module, values: Mapping[str, Tensor], batch: Mapping[str, Any]
+    twin: nn.Module, before: Snapshot, batch: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the frozen parameters that a run on the batch has changed; complain, where a model writes it,
+    """Return the frozen parameters that a run on the batch has written; complain, where a model writes it,
     of one that is trained."""
     found: set[str] = set()
     for name, parameter in twin.named_parameters():
-        is_known = name in values and not isinstance(parameter, FakeTensor)
-        if is_known and not _same_values(values[name], parameter.detach()):
+        is_known = name in before.values and not isinstance(parameter, FakeTensor)
+        if is_known and before.differs(name, parameter):
             if not parameter.requires_grad:
                 found.add(name)
                 continue
@@ -47,7 +73,7 @@ def written_parameters(
                 f"{name!r}; write it after executor.step, or freeze it before building "
                 "(requires_grad_(False)) where nothing trains it"
             )
-            put_back(twin, values)
+            put_back(twin, before.values)
             modes = _Assigned(parameter, error), _Written(parameter, error)
             with torch.random.fork_rng(), untouched_numbers(), modes[0], modes[1]:
                 twin(**batch)

@@ -35,6 +35,15 @@ def diagonal_matrix(call: Signature) -> Iteration:
     return space(call, [(*names, "")], [tuple(result)], linear=(0,))
 
 
+def solution(call: Signature) -> Iteration:
+    """Solve with matrices for columns, or for a vector each; factors beside may be of the matrix or turned,
+    as is quicker for so many columns."""
+    has_factors, is_vector = len(call.outputs) > 1, len(call.inputs[1]) < len(call.inputs[0])
+    columns = "" if is_vector else " _" if has_factors else " k"
+    factors = ", b.. _ _, b.. _, b.." if has_factors else ""
+    return equation(f"A b.. _ _, B b.. _{columns} -> b.. _{columns}{factors}")(call)
+
+
 def transform(call: Signature) -> Iteration:
     """Transform along some dims, given or all; the others split."""
     rank = len(call.inputs[0])
@@ -60,7 +69,7 @@ RULES: dict[str, Rule] = {
         linalg_matrix_exp.default inverse.default
         """,
     ),
-    "aten.linalg_solve.default": equation("A b.. _ _, B b.. _ k -> b.. _ k"),
+    **family(solution, "linalg_solve.default _linalg_solve_ex.default"),
     "aten.linalg_eigvalsh.default": equation("self b.. _ _ -> b.. _"),
     "aten.linalg_svdvals.default": equation("A b.. _ _ -> b.. _"),
     "aten.stft.default": equation("self b.. _, window _ -> b.. _ _"),

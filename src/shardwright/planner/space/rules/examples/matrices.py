@@ -24,7 +24,11 @@ EXAMPLES = {
         call(P(4, 3, 3)),
     ),
     **every("linalg_eigvalsh.default linalg_svdvals.default", call(P(4, 3, 3))),
-    **every("linalg_solve.default", call(P(4, 3, 3), F(4, 3, 2))),
+    **every(
+        "linalg_solve.default _linalg_solve_ex.default",
+        call(P(4, 3, 3), F(4, 3, 2)),
+        call(P(4, 3, 3), F(4, 3)),
+    ),
     **every("stft.default stft.center", fixed((64,), call(F(6, 64), 16, return_complex=True))),
     **every("cholesky_solve.default", call(F(4, 3, 2), P(4, 3, 3))),
     **every("linalg_solve_triangular.default", call(P(4, 3, 3), F(4, 3, 2), upper=False)),
