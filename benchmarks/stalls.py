@@ -3,9 +3,10 @@
     python benchmarks/stalls.py [--seconds 8] [--workers 0,1,2,4] [--ranks 1] [--unseen] [--files]
 
 Items sleep to fetch and keep a core busy to prepare (with and, one of the unseen, without Python's lock free); the step sleeps.
-What a sleep, an item's work and a step take by themselves is measured beside it, and stalls are what plain loops lose: over a
-resident batch, over a loader that fetches nothing, over the whole one. Rates should be within 5 %, stalls within 10 % (of
-themselves, or of a step where they are less than half of one), and what binds right in every case, on an idle machine.
+What a sleep, an item's work and a step take by themselves is measured beside it, and stalls are what plain loops lose, in turns
+before and after the analysis: over a resident batch (T1), over a loader that fetches nothing (T2), over the whole one (T3).
+Rates should be within 5 %, stalls within 10 % (of themselves, or of half a step where they are less), and what binds right in
+every case, on an idle machine. ``+-`` is how far the turns' T2 are from their median.
 With two ranks every figure is that of the slower, whose step takes a tenth longer.
 ``--unseen``: loaders of other makes instead, which no estimate was fitted to.
 ``--files``: items are files that sleep where their page is not in memory, as on a slow disk, so that phases show what is
@@ -49,7 +50,7 @@ COSTS = {
 }
 CHUNK = bytes(20_000)  # some 20 us of work without the lock
 TURNS = 15  # of what measuring costs
-LOOP_SECONDS = 1.0
+LOOP_TURNS, LOOP_SECONDS = 2, 0.7  # of plain loops, before an analysis and after it
 
 
 def even(index: int) -> float:
@@ -215,8 +216,8 @@ def unseen() -> list[Case]:
 # -- what is known ---------------------------------------------------------------------------------
 
 
-def apart(case: Case, step: Callable[[Any], object]) -> tuple[float, float, float]:
-    """Return what an item's sleep and its work take by themselves, sleeping late and collating included, and a step."""
+def apart(case: Case) -> tuple[float, float]:
+    """Return what an item's sleep and its work take by themselves, sleeping late and collating included."""
     items, late = case.items(), 0.0
     items.remember()
     for index in range(40):
@@ -234,7 +235,7 @@ def apart(case: Case, step: Callable[[Any], object]) -> tuple[float, float, floa
     worked += items.prepare * (
         statistics.mean(map(case.spreads[1], range(400))) - statistics.mean(drawn_factors)
     )
-    return items.fetch * statistics.mean(factors) + late / 40, worked, looped([None], step)
+    return items.fetch * statistics.mean(factors) + late / 40, worked
 
 
 def looped(
@@ -268,17 +269,24 @@ def slowest(*own: float) -> list[float]:
     return found.tolist()
 
 
-def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -> str:
-    """Return errors of rates and stalls."""
-    fetch, prepare, compute = slowest(*apart(case, step))
-    skip = 3 * max(1, case.workers) + 4
-    loops: list[float] = []
+def turn(case: Case, step: Callable[[Any], object]) -> list[float]:
+    """Return the seconds of a step with one batch again and again, without fetching, and whole."""
+    skip, seconds = 3 * max(1, case.workers) + 4, [looped([None], step)]
     for fetches in (False, True):
         items = case.items(fetches=fetches)
         items.forget() if fetches else items.remember()
-        loops.append(looped(case.make(items), step, skip))
-    cached, whole = slowest(*loops)
+        seconds.append(looped(case.make(items), step, skip))
+    return slowest(*seconds)
+
+
+def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -> str:
+    """Return errors of rates and stalls."""
+    fetch, prepare = slowest(*apart(case))
+    turns = [turn(case, step) for _ in range(LOOP_TURNS)]
     found = analyse(case.make(case.items()), step, seconds=seconds)
+    turns += [turn(case, step) for _ in range(LOOP_TURNS)]
+    compute, cached, whole = (statistics.median(each) for each in zip(*turns, strict=True))
+    apart_by = max(abs(one[1] / cached - 1) for one in turns)
     workers, cores = max(1, case.workers), found.cores / ranks
     known = InputRates(
         compute=case.batch / compute,
@@ -298,11 +306,14 @@ def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -
         ),
     ]
     right = "right" if found.rates.binding(0.0) == known.binding(0.0) else "WRONG"
+    if right == "WRONG" and found.rates.binding(0.0) in known.nearly_binding(0.0):
+        right = f"as long as {known.binding(0.0)}"
     columns = " ".join(f"{error * 100:+6.1f}%" for error in errors)
-    given = f"{compute * 1e3:5.1f} {cached * 1e3:5.1f} {whole * 1e3:5.1f}"
+    given = f"{compute * 1e3:5.1f} {cached * 1e3:5.1f} +-{apart_by:4.1%} {whole * 1e3:5.1f}"
+    told = f"{found.resident_seconds * 1e3:5.1f} {found.cached_seconds * 1e3:5.1f} {found.cold_seconds * 1e3:5.1f}"
     return (
-        f"{ranks:5d} {case.workers:7d} {case.name:>12} {columns}  {given}  "
-        f"{found.rates.binding(0.0)}, {right}"
+        f"{ranks:5d} {case.workers:7d} {case.name:>12} {columns}  {given}  {told}  "
+        f"{found.cached_by}, {found.rates.binding(0.0)}, {right}"
     )
 
 
@@ -400,7 +411,7 @@ def main() -> None:
     if chosen.workers:
         print(
             f"{'ranks':>5} {'workers':>7} {'case':>12} {'G':>7} {'P':>7} {'S':>7} {'prep':>7} {'fetch':>7}  "
-            f"{'T1':>5} {'T2':>5} {'T3':>5}  binds"
+            f"{'T1':>5} {'T2':>5} {'':>7} {'T3':>5}  {'found':>5} {'':>11}  how T2 is known, what binds"
         )
     workers = [int(one) for one in chosen.workers.split(",") if one]
     with tempfile.TemporaryDirectory() as folder:

@@ -177,7 +177,7 @@ def one_host(disk: Disk, rate: float, work: Path) -> None:
 
 
 def be_host(words: list[str]) -> None:
-    """Be one host: fill its cache, then print the samples per second of reading its part of each epoch."""
+    """Be one host: fill its cache, then print the seconds of reading a sample of its part of each epoch."""
     place, addresses, share = int(words[0]), words[1].split(","), float(words[2])
     files, work, rate = Path(words[3]), Path(words[4]), float(words[5])
     disk = Disk(files, work / f"clock{place}", rate)
@@ -198,7 +198,7 @@ def be_host(words: list[str]) -> None:
                 spent, count = spent + time.perf_counter() - begin, count + len(order)
             else:
                 meet(work, f"full{place}", len(addresses))
-        print(count / spent)
+        print(spent / count)
         meet(work, f"done{place}", len(addresses))
 
 
@@ -230,7 +230,9 @@ def several_hosts(disk: Disk, rate: float, work: Path) -> None:
                         )
                         for place, prefix in enumerate(prefixes)
                     ]  # fmt: skip
-                    found.append(min(float(one.communicate()[0]) for one in running))
+                    # Of all hosts: how many of an epoch's few uncached items fall to each is chance.
+                    each = [float(one.communicate()[0]) for one in running]
+                    found.append(len(each) / sum(each))
         # Without a wire in between only the disk is waited for.
         remote = (count - 1) * share * SIZE / WIRE if prefixes[0] else 0.0
         alone = (1 - share) * SIZE / rate

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 from shardwright.core.stalls import InputRates, Stalls
-from shardwright.report.stalls import page_text, sentences
+from shardwright.report.stalls import page_text, phase_rows, sentences
 
 
 def drawn(page: str) -> dict[str, dict[str, list[float]]]:
@@ -39,6 +40,26 @@ def test_a_loader_that_works_in_turns_is_never_said_to_be_free() -> None:
 @pytest.mark.parametrize(("storage", "word"), [(200.0, "computation"), (20.0, "storage")])
 def test_a_loader_that_works_ahead_binds_or_does_not(storage: float, word: str) -> None:
     assert word in sentences(found(ahead=True, storage=storage))[0]
+
+
+def test_taking_a_large_batch_over_is_neither_hidden_nor_cured_by_a_longer_queue() -> None:
+    """A step of 10 ms whose input is always there, and 4 ms in which it is taken over from a worker."""
+    free = replace(found(ahead=True), prefetch=2)
+    taken = replace(
+        free, rates=replace(free.rates, taking=0.004), cached_seconds=0.014, cold_seconds=0.014
+    )
+    assert "always there" in sentences(free)[0]
+    assert "29% of a step" in sentences(taken)[0]
+    assert dict(row[:2] for row in phase_rows(taken))["takes over a batch that is ready"] == "4.00 ms"
+    helps = [knob.name for knob in taken.knobs()]
+    assert "taking batches" in helps
+    assert "prefetch" not in helps
+
+
+def test_what_rates_do_not_tell_apart_is_said() -> None:
+    """10 ms of computation, and 10 or 6 of one worker's."""
+    assert "not told apart" in sentences(found(ahead=True, storage=1 / 0.009))[0]
+    assert "not told apart" not in sentences(found(ahead=True))[0]
 
 
 def test_the_page_has_what_ifs_as_tables_and_curves() -> None:

@@ -21,7 +21,8 @@ class InputRates:
     ``cache`` (C) of fetching alone, from storage and from memory. ``crowd``: how many workers share a core. Each does one after
     the other, as torch's DataLoader has it, so with 1 to a core the core is idle while it waits; with more the
     others prepare meanwhile, and with inf one sample is fetched while another is prepared, always. ``is_ahead``:
-    the loader works while the step computes; else they take turns, as without workers.
+    the loader works while the step computes; else they take turns, as without workers. ``taking``: seconds of the step's
+    own for each sample of a batch that lies ready, which is taken over from another process.
     """
 
     compute: float
@@ -30,6 +31,7 @@ class InputRates:
     cache: float = math.inf
     crowd: float = math.inf
     is_ahead: bool = True
+    taking: float = 0.0
 
     def fetch(self, cached: float) -> float:
         """Return the rate of fetching where this share of the samples is cached (equation 2)."""
@@ -42,8 +44,13 @@ class InputRates:
     def speed(self, cached: float) -> float:
         """Return the rate of training."""
         if self.is_ahead:
-            return min(self.load(cached), self.compute)
+            return min(self.load(cached), self.stepping)
         return _rate(1 / self.load(cached) + 1 / self.compute)
+
+    @property
+    def stepping(self) -> float:
+        """The rate of steps whose batches lie ready."""
+        return _rate(1 / self.compute + self.taking)
 
     @property
     def _uncrowded(self) -> float:
@@ -56,7 +63,7 @@ class InputRates:
 
     def binding(self, cached: float) -> str:
         """Return what training waits for: ``computation``, ``preparation`` or ``fetching``."""
-        if self.is_ahead and self.load(cached) >= self.compute:
+        if self.is_ahead and self.load(cached) >= self.stepping:
             return "computation"
         if self.load(cached) >= self.prepare * (1 - 1e-12):
             return "preparation" if self.is_ahead or self.prepare < self.compute else "computation"
@@ -65,10 +72,22 @@ class InputRates:
             rates["computation"] = self.compute
         return min(rates, key=lambda name: rates[name])
 
+    def nearly_binding(self, cached: float) -> tuple[str, ...]:
+        """Return what would bind if it took ALIKE times as long: rates do not tell these from what binds."""
+        less = 1 / ALIKE
+        longer = (
+            replace(self, compute=self.compute * less, taking=self.taking * ALIKE),
+            replace(self, prepare=self.prepare * less),
+            replace(self, storage=self.storage * less, cache=self.cache * less),
+        )
+        binding = self.binding(cached)
+        found = dict.fromkeys(one.binding(cached) for one in longer)
+        return tuple(name for name in found if name != binding)
+
     def least_cache(self) -> float | None:
         """Return the least share to cache beyond which training is no faster (x* of section 5), None where
         even a cache of everything leaves fetching in front."""
-        most = min(self.prepare, self.compute if self.is_ahead else math.inf)
+        most = min(self.prepare, self.stepping if self.is_ahead else math.inf)
         enough = _rate(1 / most - 1 / self._uncrowded)
         if self.storage >= enough:
             return 0.0
@@ -99,6 +118,8 @@ def _rate(seconds: float) -> float:
 
 # Batches of a phase from which a rate is taken.
 LEAST_BATCHES = 8
+# What takes so much longer is told from what does not: each rate is some 5 % off at most.
+ALIKE = 1.1
 # Steps longer than the rates allow by this factor wait for batches that come in fits.
 FITS = 1.15
 # As many workers as a what-if curve goes to.
@@ -134,7 +155,8 @@ class Stalls:
     ``cold_seconds`` with its data out of memory (paper, section 4.2: T1, T2, T3). ``rates`` are one rank's.
     ``dataset_samples`` and ``dataset_bytes`` are 0 where nobody could tell, ``prefetch``, how many batches of each worker
     may lie ready, where nobody works ahead, ``pinning_seconds``, by which a batch would be copied to the accelerator
-    sooner from pinned memory, where it is pinned, or there is none.
+    sooner from pinned memory, where it is pinned, or there is none. ``cached_by`` says how ``cached_seconds`` are known: by a
+    ``phase`` with data in memory, by a ``replay`` of what preparing costs, or from ``rates`` alone.
     """
 
     ranks: int
@@ -151,12 +173,18 @@ class Stalls:
     dataset_bytes: int = 0
     prefetch: int = 0
     pinning_seconds: float = 0.0
+    cached_by: str = "phase"
     notes: tuple[str, ...] = ()
 
     @property
     def prep_stall(self) -> float:
         """Seconds of a step that wait for preparation."""
         return max(0.0, self.cached_seconds - self.resident_seconds)
+
+    @property
+    def taking_seconds(self) -> float:
+        """Seconds of a step in which a batch that lies ready is taken over: of the prep stall what is no waiting."""
+        return min(self.prep_stall, self.rates.taking * self.batch_samples)
 
     @property
     def fetch_stall(self) -> float:
@@ -188,7 +216,7 @@ class Stalls:
                 speed=cheaper,
             )
         )
-        found += self._pinning()
+        found += [*self._pinning(), *self._cheaper_taking()]
         found = [replace(one, gain=one.speed / now) for one in found]
         found = [one for one in (*found, *self._longer_queue()) if one.gain > 1.05]
         return tuple(sorted(found, key=lambda one: -one.speed))
@@ -217,12 +245,24 @@ class Stalls:
         has_own = self.rates.is_ahead and not self.workers  # threads that nobody can count
         if count > self.workers and not has_own:
             found.append(Knob(name="workers", change=f"num_workers={count}", speed=speed))
-        # Seconds of a core that the samples of a second at the speed of computation take.
-        needed = math.ceil(self.rates.compute * self.rates.core_seconds(self.workers) - 1e-9)
-        if needed > self.cores / self.ranks and math.isfinite(self.rates.compute):
+        # Seconds of a core that the samples of a second at the speed of steps take.
+        needed = math.ceil(self.rates.stepping * self.rates.core_seconds(self.workers) - 1e-9)
+        if needed > self.cores / self.ranks and math.isfinite(self.rates.stepping):
             more = self.rates.with_workers(self.workers, max(count, needed), needed).speed(0.0)
             found.append(Knob(name="cores", change=f"{needed} cores for each rank", speed=more))
         return found
+
+    def _cheaper_taking(self) -> list[Knob]:
+        """What taking batches from other processes costs, no number of them and no queue takes away."""
+        if not self.rates.taking:
+            return []
+        fewer = "fewer bytes a batch (integers rather than floats, a smaller type), made larger in the step"
+        free = replace(self.rates, taking=0.0).speed(0.0)
+        alone = replace(self._with(1), crowd=1.0, is_ahead=False, taking=0.0).speed(0.0)
+        here = Knob(
+            name="workers", change="num_workers=0: in turns, nothing to take over", speed=alone
+        )
+        return [*[here] * bool(self.workers), Knob(name="taking batches", change=fewer, speed=free)]
 
     def _pinning(self) -> list[Knob]:
         """A step that copies its batch from pinned memory is shorter; one that copies meanwhile is, too."""

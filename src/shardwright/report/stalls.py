@@ -6,16 +6,24 @@ import html
 import math
 from collections.abc import Iterable, Iterator
 
-from shardwright.core.stalls import Stalls
+from shardwright.core.stalls import ALIKE, Stalls
 from shardwright.report.units import bytes_text, seconds_text
 
 PHASE_COLUMNS = ("a step", "time", "samples/s", "share")
 KNOB_COLUMNS = ("what helps", "change", "samples/s", "gain")
 WAITS_FOR = {
-    "computation": "computation: its input is always there",
+    "computation": "computation",
     "preparation": "preparation (decoding, augmenting, collating)",
     "fetching": "fetching from storage",
 }
+
+KNOWN_BY = {
+    "phase": "steps with data in memory, which were run",
+    "replay": "steps whose workers take as much of a core as preparing does, and wait for nothing, which were run",
+    "rates": "what one batch waits and works here (modelled, no step with data in memory could be run)",
+}
+# Less of a step is not told from noise.
+MATERIAL = 0.05
 
 
 def phase_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
@@ -27,9 +35,11 @@ def phase_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
 
 
 def _parts(found: Stalls) -> tuple[tuple[str, float], ...]:
+    taking = found.taking_seconds
     return (
         ("computes", found.resident_seconds),
-        ("waits for preparation", found.prep_stall),
+        *((("takes over a batch that is ready", taking),) if taking else ()),
+        ("waits for preparation", found.prep_stall - taking),
         ("waits for storage", found.fetch_stall),
     )
 
@@ -59,6 +69,7 @@ def sentences(found: Stalls) -> list[str]:
         _verdict(found),
         f"Measured: {found.steps} batches of {found.batch_samples} samples in each phase, {workers}, "
         f"{found.ranks} rank(s), {found.cores} cores; rates are those of one rank.",
+        f"Preparation and storage are told apart by {KNOWN_BY[found.cached_by]}.",
     ]
     if found.files is not None:
         said.append(
@@ -76,12 +87,29 @@ def sentences(found: Stalls) -> list[str]:
 def _verdict(found: Stalls) -> str:
     """Say what binds; a step that takes turns with its loader is never without waiting for it."""
     binding, share = found.rates.binding(0.0), 1 - found.resident_seconds / found.cold_seconds
+    taking = found.taking_seconds / found.cold_seconds
     if binding == "computation" and not found.rates.is_ahead:
-        return (
+        said = (
             "Computation takes most of a step, but the loader works in turns with it: "
             f"{max(0.0, share):.0%} of a step waits for input."
         )
-    return f"Training waits for {WAITS_FOR[binding]}."
+    elif binding != "computation":
+        said = f"Training waits for {WAITS_FOR[binding]}."
+    elif taking > MATERIAL:
+        said = (
+            f"Training waits for computation; its input is always there, but taking it over takes {taking:.0%} of a step, "
+            "whatever the number of workers."
+        )
+    elif share > MATERIAL:
+        said = (
+            f"The loader is fast enough on average, yet {share:.0%} of a step is not computation: batches come in fits, "
+            "or workers take the step's cores."
+        )
+    else:
+        said = "Training waits for computation: its input is always there."
+    if others := found.rates.nearly_binding(0.0):
+        said += f" {' and '.join(others).capitalize()} may as well be what binds: within {ALIKE - 1:.0%} they are not told apart."
+    return said
 
 
 def rate_text(rate: float) -> str:

@@ -27,9 +27,9 @@ class Account:
 def accounting() -> Iterator[Account]:
     """Measure what is done inside, by this process and those that it started."""
     account = Account()
-    wall, work, delay = time.perf_counter(), _work(), _delay()
+    wall, work, delay = time.perf_counter(), _work(), delay()
     yield account
-    account.own = time.perf_counter() - wall - (_delay() - delay)
+    account.own = time.perf_counter() - wall - (delay() - delay)
     account.work = _work() - work
 
 
@@ -50,7 +50,7 @@ def _used(process: int) -> float:
     return sum(int(words[0]) * 1e-9 for path in tasks if (words := _words(path)))
 
 
-def _delay() -> float:
+def delay() -> float:
     """Return how long this thread was ready to run and had no core, 0 where the system does not tell."""
     words = _words(Path("/proc/thread-self/schedstat"))
     return int(words[1]) * 1e-9 if len(words) > 1 else 0.0

@@ -24,7 +24,8 @@ from shardwright.runtime.agreement import gathered
 from shardwright.runtime.stalls import pages
 from shardwright.runtime.stalls.account import Account, accounting
 from shardwright.runtime.stalls.copies import saved_by_pinning, wait_for_device
-from shardwright.runtime.stalls.source import Loader, Source, kept, rebuilt
+from shardwright.runtime.stalls.replay import LockWatch, Recorded, RecordedStream, rebuilt
+from shardwright.runtime.stalls.source import Loader, Source, kept
 
 # Steps in front of a measurement: what is made in the first ones (buffers, compiled code) is no part of a rate.
 WARM = 3
@@ -39,6 +40,8 @@ NO_FILES = (
     "no file was seen to be read, so data could not be put out of memory: what the loader waits without working "
     "counts as fetching; name files or folders with data= (--data) if it reads some"
 )
+# How a step with data in memory is known, the best first: see Stalls.cached_by.
+PHASE, REPLAY, RATES = KNOWN_BY = ("phase", "replay", "rates")
 
 Tell = Callable[[str, float], None]
 
@@ -55,9 +58,7 @@ class _Phases:
     blocked: float = 0.0
     cached: float = 0.0
     cold: float = 0.0
-    taken: float = 0.0  # to take one that lies ready, the step's own time
-    own: float = 0.0  # of a core, by the thread that steps
-    moved: float = 0.0  # of a core, by nobody else: batches are moved between processes
+    taken: float = 0.0  # by which a step is longer whose batch lies ready
 
 
 class Analysis:
@@ -69,9 +70,11 @@ class Analysis:
         self.source, self.step, self.tell = Source(loader), step, tell
         self.files = pages.files_under(data)
         self.batch: Any = None
-        self.count = LEAST_BATCHES
+        self.count = self.few = LEAST_BATCHES
         self.notes: list[str] = []
         self.evicted = 0.0
+        self.noted: Recorded | RecordedStream | None = None
+        self.keeps_lock = False
 
     def run(self, seconds: float, batches: int | None) -> Stalls:
         """Measure all phases within about so many seconds."""
@@ -84,13 +87,17 @@ class Analysis:
         self.tell("the loader alone", 0.4)
         self._alone(times)
         self.tell("training with data in memory", 0.6)
-        times.cached = self._with_step(times, cold=False)
+        cached_by = self._cached(times)
         self.tell("training with data out of memory", 0.8)
-        times.cold = self._with_step(times, cold=True)
+        self._evict()
+        times.cold = self._with_step(self.source.some())
         is_ahead = self.source.workers > 0 or (not self.source.tells_workers and _overlaps(times))
-        times.taken = self._taken(times.cold_alone) if is_ahead else 0.0
+        is_ahead = all(gathered(is_ahead))  # what ranks do together they do as often
+        times.taken = self._taken(times) if is_ahead else 0.0
+        if cached_by == RATES:
+            times.cached = _modelled(times, self.source.workers, is_ahead)
         self.tell("done", 1.0)
-        return self._found(times, is_ahead)
+        return self._found(times, is_ahead, cached_by)
 
     # -- phases --------------------------------------------------------------------------------------
 
@@ -106,13 +113,20 @@ class Analysis:
         for batch in self._again(WARM):
             self.step(batch)
         wait_for_device()
-        each = drawn - begin + (time.perf_counter() - drawn) / WARM
+        here, stepped = drawn - begin, (time.perf_counter() - drawn) / WARM
+        workers, few = self.source.workers, batches
         if batches is None:
-            batches = int(min(MOST, max(LEAST_BATCHES, seconds / PASSES / each)))
+            # Passes in this process take a batch's time, those with workers the longer of their share of it and a step.
+            each = max(stepped, here / workers) if workers else here + stepped
+            batches, few = (
+                int(min(MOST, max(LEAST_BATCHES, seconds / PASSES / one)))
+                for one in (each, here + stepped)
+            )
         wanted = batches + self.source.ahead + WARM
         self.source.pick(wanted)
         have = len(self.source.picked) or sum(1 for _ in islice(self.source.whole(), wanted))
         self.count = min(gathered(have))
+        self.few = min(self.count, few or self.count)
         if self.count < LEAST_BATCHES:
             raise InputError(
                 f"the loader gives {self.count} batches, and a rate needs {LEAST_BATCHES}; give it more data or "
@@ -136,15 +150,20 @@ class Analysis:
         """Draw batches in this process, where working and being blocked can be told apart."""
         before = pages.mapped()
         with pages.listening() as opened:
-            first = self._drawn_here(self.count)
-            seen = set(opened) | (pages.mapped() - before)
-        self.files = self.files or pages.data_files(seen)
+            with LockWatch() as watch:
+                first = self._drawn_here(LEAST_BATCHES)
+            seen = pages.data_files(set(opened) | (pages.mapped() - before))
+            if seen or self.files:  # all that are read later, too
+                self._drawn_here(self.count)
+                seen = pages.data_files(set(opened) | (pages.mapped() - before))
+        self.keeps_lock = watch.keeps_lock
+        self.files = self.files or seen
         if self.files:
             self._evict()
-            first = self._drawn_here(self._few)
         else:
             self.notes.append(NO_FILES)
-        second = self._drawn_here(self._few)
+        first = self._drawn_here(self.few)
+        second = self._drawn_here(self.few, record=True)
         times.prepare = min(second.own, second.work)
         # Without files there is only what the first pass waited for; the second may find it in the loader's memory.
         times.blocked = second.blocked if self.files else first.blocked
@@ -152,58 +171,68 @@ class Analysis:
         times.cold_alone = max(first.own, second.own) if self.files else second.own
         times.fetched = max(0.0, first.own - second.own) if self.files else 0.0
 
-    def _drawn_here(self, batches: int) -> Account:
+    def _drawn_here(self, batches: int, *, record: bool = False) -> Account:
         """Return the seconds of one of so many batches drawn without workers, the first left out."""
-        drawn = iter(self.source.some(workers=0))
+        given = self.source.some(workers=0)
+        if record:
+            given, self.noted = self.source.recorded()
+        drawn = iter(given)
         next(drawn, None)
         with accounting() as account:
             got = max(1, sum(1 for _ in islice(drawn, batches - 1)))
         return Account(own=account.own * self.source.lanes / got, work=account.work / got)
-
-    @property
-    def _few(self) -> int:
-        return max(LEAST_BATCHES, self.count // 2) if self.source.workers else self.count
 
     def _alone(self, times: _Phases) -> None:
         """Time the loader with its workers and nobody who computes; one without workers or files was timed before."""
         if not self.source.workers or not self.files:
             return
         self._evict()
-        (cold, *_), (cached, *_) = self._rest(), self._rest()
+        cold, cached = self._rest(self.source.some()), self._rest(self.source.some())
         workers = self.source.workers
         times.cold_alone = max(cold, cached) * workers
         times.cached_alone = cached * workers
 
-    def _with_step(self, times: _Phases, *, cold: bool) -> float:
-        if cold:
-            self._evict()
-        elif self.files:
+    def _cached(self, times: _Phases) -> str:
+        """Time steps with data in memory, and say how: where files are not all that is waited for, preparing is
+        replayed, and where nobody can do that, only rates tell."""
+        if self.files and times.blocked <= MATERIAL * times.cached_alone:
+            own = PHASE
+        else:
+            own = REPLAY if self.source.workers and self.noted and self.noted.spent else RATES
+        how = max(gathered(own), key=KNOWN_BY.index)  # what ranks do together they do alike
+        if how == PHASE:
             for _ in islice(self.source.some(), self.count):
                 pass
-        _together()
-        seconds, work, own = self._rest(self.step)
-        times.own, times.moved = own, max(0.0, work - own - times.prepare)
-        return seconds
+            times.cached = self._with_step(self.source.some())
+        elif how == REPLAY and self.noted:
+            given = self.source.replayed(self.noted, self.count, self.keeps_lock)
+            times.cached = self._with_step(given)
+        return how
 
-    def _taken(self, alone: float) -> float:
-        """Return the seconds in which a batch that lies ready is taken. The loader makes one alone in ``alone``; it
-        is left to itself until its queue is full, then emptied while its workers go on."""
+    def _with_step(self, given: Iterable[Any]) -> float:
+        _together()
+        return self._rest(given, self.step)
+
+    def _taken(self, times: _Phases) -> float:
+        """Return by how much a step is longer that takes a batch which lies ready: the loader is left to itself until
+        its queue is full, which is emptied while its workers go on."""
         drawn, queued = iter(self.source.some()), max(1, self.source.ahead)
         next(drawn, None)
-        waits: list[float] = []
+        spent: list[float] = []
         for place in range(min(PAUSES * queued, self.count - 1)):
             if not place % queued:
-                time.sleep(min(MOST_PAUSE, 2 * alone * max(1, self.source.prefetch)))
+                time.sleep(min(MOST_PAUSE, 2 * times.cold_alone * max(1, self.source.prefetch)))
             begin = time.perf_counter()
-            next(drawn, None)
-            waits.append(time.perf_counter() - begin)
-        return statistics.median(waits)
+            for batch in islice(drawn, 1):
+                self.step(batch)
+            wait_for_device()
+            spent.append(time.perf_counter() - begin)
+        return max(0.0, statistics.median(spent) - times.resident)
 
     def _rest(
-        self, step: Callable[[Any], object] = lambda batch: None
-    ) -> tuple[float, float, float]:
-        """Return the seconds of a batch, those of processors and of this thread's among them. Batches are left out
-        that were ready before anybody asked.
+        self, given: Iterable[Any], step: Callable[[Any], object] = lambda batch: None
+    ) -> float:
+        """Return the seconds of a batch. Those are left out that were ready before anybody asked.
 
         Workers that are equally fast deliver together, so both parts are whole rounds of them.
         """
@@ -212,20 +241,16 @@ class Analysis:
         if skipped > self.count // 2:
             skipped = self.count // 2 // workers * workers
         timed = max(1, (self.count - skipped) // workers) * workers
-        drawn: Iterator[Any] = iter(self.source.some())
+        drawn: Iterator[Any] = iter(given)
         for batch in islice(drawn, skipped):
             step(batch)
         wait_for_device()
-        got, own = 0, time.thread_time()
-        with accounting() as account:
-            begin = time.perf_counter()
-            for batch in islice(drawn, timed):
-                step(batch)
-                got += 1
-            wait_for_device()
-            seconds = time.perf_counter() - begin
-        got = max(got, 1)
-        return seconds / got, account.work / got, (time.thread_time() - own) / got
+        begin, got = time.perf_counter(), 0
+        for batch in islice(drawn, timed):
+            step(batch)
+            got += 1
+        wait_for_device()
+        return (time.perf_counter() - begin) / max(got, 1)
 
     def _evict(self) -> None:
         if self.files:
@@ -234,16 +259,15 @@ class Analysis:
 
     # -- what it means -------------------------------------------------------------------------------
 
-    def _found(self, times: _Phases, is_ahead: bool) -> Stalls:
+    def _found(self, times: _Phases, is_ahead: bool, cached_by: str) -> Stalls:
         samples, workers = self.source.samples_of(self.batch), self.source.workers
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         cores = max(1.0, _cores() / ranks)
         rates = _rates(times, samples, workers, cores, is_ahead)
-        cached = times.cached
-        if not self.files or times.blocked > MATERIAL * times.cached_alone:
-            cached = _modelled(times, workers, cores, is_ahead)
-        figures = zip(*gathered((times.resident, cached, times.cold)), strict=True)
-        resident, cached, cold = (max(each) for each in figures)
+        figures = zip(
+            *gathered((times.resident, times.cached, times.cold, times.taken)), strict=True
+        )
+        resident, cached, cold, taken = (max(each) for each in figures)
         everybody = gathered((rates.compute, rates.prepare, rates.storage))
         compute, prepare, storage = (min(each) for each in zip(*everybody, strict=True))
         size = sum(_size(path) for path in self.files)
@@ -267,6 +291,7 @@ class Analysis:
                 storage=storage,
                 crowd=rates.crowd,
                 is_ahead=rates.is_ahead,
+                taking=taken / samples,
             ),
             files=DataFiles(count=len(self.files), bytes=size, evicted=self.evicted)
             if self.files
@@ -275,6 +300,7 @@ class Analysis:
             dataset_bytes=self._dataset_bytes(size),
             prefetch=self.source.prefetch,
             pinning_seconds=max(gathered(saved_by_pinning(self.batch))),
+            cached_by=cached_by,
             notes=tuple(self.notes),
         )
 
@@ -313,16 +339,13 @@ def _fetched(times: _Phases) -> float:
     return fetch if fetch >= MATERIAL / 5 * times.cold_alone else 0.0
 
 
-def _modelled(times: _Phases, workers: int, cores: float, is_ahead: bool) -> float:
+def _modelled(times: _Phases, workers: int, is_ahead: bool) -> float:
     """Return the seconds of a step that never waits for storage, where no phase could show it: costs say which
-    share of the stall is whose. The step's own work and moving batches take cores wherever data are."""
+    share of the stall is whose."""
 
     def stall(fetch: float) -> float:
-        if not is_ahead:
-            return fetch + times.prepare
-        work = times.prepare + times.moved
-        made = max((fetch + work) / max(1, workers), (work + times.own) / cores)
-        return max(times.taken, made - times.resident)
+        made = (fetch + times.prepare) / max(1, workers)
+        return max(times.taken, made - times.resident) if is_ahead else made
 
     whole = stall(_fetched(times))
     share = stall(0.0) / whole if whole > 0 else 0.0

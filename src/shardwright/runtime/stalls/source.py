@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from shardwright.errors import InputError
+from shardwright.runtime.stalls.replay import Recorded, RecordedStream, rebuilt
 
 Loader = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -116,23 +116,53 @@ class Source:
         given = self._torch
         if given is None or (not self.picked and (workers is None or self.can_pick)):
             return self.whole()
-        count = given.num_workers if workers is None else workers
+        return self._loader(given.dataset, given.num_workers if workers is None else workers)
+
+    def recorded(self) -> tuple[Iterable[Any], Recorded | RecordedStream | None]:
+        """Return the picked batches drawn in this process, and what notes their costs, if anything can."""
+        given = self._torch
+        if given is None:
+            return self.whole(), None
+        size = given.batch_size or 0
+        noted = Recorded(given.dataset) if self.can_pick else RecordedStream(given.dataset, size)
+        return self._loader(noted, 0), noted
+
+    def replayed(
+        self, noted: Recorded | RecordedStream, batches: int, keeps_lock: bool
+    ) -> DataLoader[Any]:
+        """Return so many batches that take what was noted and wait for nothing, by as many workers as the loader has."""
+        given, data = cast(DataLoader[Any], self._torch), noted.replayed(keeps_lock)
+        # A worker's own start belongs to the data set that is not there.
+        options = {**self._options(given.num_workers), "worker_init_fn": None}
+        if given.batch_size is None and given.batch_sampler is None:
+            return DataLoader(cast(Any, data), batch_size=None, sampler=range(batches), **options)
+        numbers = [[number] for number in range(batches)]
+        return DataLoader(cast(Any, data), batch_sampler=numbers, **options)
+
+    def _options(self, workers: int) -> dict[str, Any]:
+        """Return what all loaders like the user's are made with."""
+        given = cast(DataLoader[Any], self._torch)
         options: dict[str, Any] = {
-            "num_workers": count,
+            "num_workers": workers,
             "collate_fn": given.collate_fn,
             "pin_memory": given.pin_memory,
-            "timeout": given.timeout if count else 0,
+            "timeout": given.timeout if workers else 0,
             "worker_init_fn": given.worker_init_fn,
         }
-        if count:
+        if workers:
             options["multiprocessing_context"] = given.multiprocessing_context
             options["prefetch_factor"] = given.prefetch_factor
+        return options
+
+    def _loader(self, dataset: Any, workers: int) -> DataLoader[Any]:
+        given, options = cast(DataLoader[Any], self._torch), self._options(workers)
         if not self.can_pick:
-            options |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
-            return DataLoader(given.dataset, **options)
+            return DataLoader(
+                dataset, batch_size=given.batch_size, drop_last=given.drop_last, **options
+            )
         if given.batch_sampler is None:
-            return DataLoader(given.dataset, batch_size=None, sampler=self.picked, **options)
-        return DataLoader(given.dataset, batch_sampler=self.picked, **options)
+            return DataLoader(dataset, batch_size=None, sampler=self.picked, **options)
+        return DataLoader(dataset, batch_sampler=self.picked, **options)
 
 
 def samples_of(batch: Any) -> int:
@@ -146,21 +176,6 @@ def samples_of(batch: Any) -> int:
 def kept(batch: Any) -> Any:
     """Return a batch whose tensors nobody else writes, pinned where they were."""
     return rebuilt(batch, _copied)
-
-
-def rebuilt(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a batch in containers of its own, of like kinds, with something made of each tensor."""
-    if isinstance(batch, torch.Tensor):
-        return of_tensor(batch)
-    if isinstance(batch, MutableMapping):
-        made = copy.copy(batch)  # some, as a defaultdict, are not made of what they hold
-        for key, value in batch.items():
-            made[key] = rebuilt(value, of_tensor)
-        return made
-    if isinstance(batch, tuple):
-        values = [rebuilt(value, of_tensor) for value in batch]
-        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
-    return [rebuilt(value, of_tensor) for value in batch] if isinstance(batch, list) else batch
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
