@@ -20,6 +20,14 @@ def short_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "MOVES", refine.LEAST_MOVES)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whoever starts the fork server first decides what it has imported."""
+    if item.get_closest_marker("ranks"):
+        from tests.runtime.world import serve
+
+        serve()
+
+
 def pytest_configure() -> None:
     """Let signals end what tests start, also where the tests run in the background or under nohup."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -49,6 +49,7 @@ CACHES = (
     "caches", "--dataset", "1 GB", "--samples", "1000", "--memory", "250 MB", "--storage", "10 MB/s",
     "--compute", "100",
 )  # fmt: skip
+pytestmark = pytest.mark.usefixtures("short_climbs")
 ALGORITHMS = ("algorithms", "table.csv", "--memory", "2 kB")
 
 

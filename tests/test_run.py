@@ -21,7 +21,9 @@ from tests import command
 from tests.command import shardwright, start
 from tests.docs.pages import ROOT
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.usefixtures("short_climbs"),
+]  # fmt: skip
 
 MODEL = (
     command.MODEL

@@ -13,7 +13,7 @@ from shardwright.files.planfile import read_plan
 from tests import zoo
 from tests.command import MODEL, shardwright
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("short_climbs")]
 
 # Ctrl-C comes once while the model is captured: when its batch is made.
 STOPPING = (

@@ -481,7 +481,7 @@ def resnet(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Example:
     config = ResNetConfig(
         embedding_size=8,
         hidden_sizes=[16, 32],
-        depths=[3, 2],
+        depths=[2, 1],
         layer_type="bottleneck",
         num_labels=8,
     )

@@ -1,7 +1,10 @@
 """One fork server for all tests of a process: who starts it first decides what it has imported."""
 
-import multiprocessing
+import pytest
 
-from shardwright.runtime.launch import CAPTURING, PRELOADED
+from tests.runtime.world import serve
 
-multiprocessing.set_forkserver_preload([*PRELOADED, *CAPTURING])
+
+@pytest.fixture(autouse=True)
+def served() -> None:
+    serve()

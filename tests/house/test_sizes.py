@@ -30,10 +30,13 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
+@cache
 def functions(path):
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{name_of(path)}:{node.name}", node
+    return [
+        (f"{name_of(path)}:{node.name}", node)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def num_parameters(function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -165,7 +165,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=1)
+@cache
 def model(name: str) -> Model:
     """Capture a model; batch norm statistics are synchronised, since local ones are not one process's."""
     factory, tolerance = FACTORIES[name]
@@ -175,7 +175,7 @@ def model(name: str) -> Model:
     return Model(factory, module, batch, captured, samples, tolerance)
 
 
-@lru_cache(maxsize=4)
+@cache
 def plain(name: str, clips: bool) -> Run:
     """Train a model with plain PyTorch."""
     max_norm = MAX_NORM if clips else None

@@ -34,7 +34,8 @@ from tests.runtime.rehearsed import train_rehearsed
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-FRONTIERS = 20 if "SHARDWRIGHT_LAWS" in os.environ else 5
+MANY = "SHARDWRIGHT_LAWS" in os.environ
+FRONTIERS = 20 if MANY else 5
 HOSTS = ((1, 2), (2, 1), (1, 3), (1, 4), (2, 2), (4, 1))
 WIDTHS = (8, 12, 16, 32)
 KNOWN: tuple[Callable[[], zoo.Example], ...] = (
@@ -161,6 +162,7 @@ def frontier_of(case: Case, captured: Captured) -> Frontier:
 
 
 @pytest.mark.parametrize("seed", range(FRONTIERS))
+@pytest.mark.usefixtures(*(() if MANY else ("short_climbs",)))
 def test_every_plan_of_a_searched_frontier_trains_as_one_process(seed: int) -> None:
     case = case_of(seed)
     module, batch = case.factory()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -35,6 +35,16 @@ class Run:
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     outputs: list[dict[str, Tensor]] = field(default_factory=list[dict[str, Tensor]])
+
+
+@lru_cache(maxsize=64)
+def captured_of(
+    factory: Callable[..., tuple[nn.Module, dict[str, Tensor]]], *arguments: Any, **options: Any
+) -> tuple[nn.Module, dict[str, Tensor], Captured]:
+    """Build a model and capture it, once in a process: for tests that leave the model as it is.
+    ``options`` are the capture's."""
+    module, batch = factory(*arguments)
+    return module, batch, capture(module, batch, **options)
 
 
 def batches(batch: dict[str, Tensor], steps: int = STEPS) -> list[dict[str, Tensor]]:
@@ -114,8 +124,7 @@ def train_each(
     max_norm: float | None = None,
 ) -> list[Run]:
     """Train by one strategy after another in the same world; the model is captured once."""
-    module, batch = factory()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(factory)
     return [
         train_planned(captured, strategy, module, batch, optimizer, max_norm)
         for strategy in strategies
@@ -171,8 +180,7 @@ def assert_equivalent(
             for name, run in zip(strategies, runs, strict=True):
                 assert_close(run, expected, name)
         return
-    module, batch = factory()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(factory)
     for name, build in strategies.items():
         strategy = build(captured.graph)
         runs, _ = train_rehearsed(captured, strategy, module, batch, chosen, max_norm)

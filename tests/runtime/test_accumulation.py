@@ -15,15 +15,17 @@ from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Accumulation, Precision
 from shardwright.planner.lower import check, lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
-from shardwright.runtime.capture import Captured, capture
+from shardwright.runtime.capture import Captured
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.scaling import Scaling
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=1.0)
 COUNT = 16
+SINGLE = partial(zoo.mlp, dtype=torch.float32)
 
 
 class Weighed(nn.Module):
@@ -67,8 +69,9 @@ def test_small_gradients_after_a_large_one_are_not_lost(
 ) -> None:
     small = 2.0**-12 if precision == "float16" else 2.0**-8
     total = 1 + (COUNT - 1) * small if how == "float32" else 1.0
-    module, batch = small_after_large(small)
-    captured = capture(module, batch, precision=KEPT_AS.get(precision, precision))
+    module, batch, captured = captured_of(
+        small_after_large, small, precision=KEPT_AS.get(precision, precision)
+    )
     seed = Seed(tensor=tensor, num_microbatches=COUNT, precision=precision)
     strategy = replace(seed_strategy(captured.graph, seed), accumulation=how)
     program = lower(captured.graph, strategy)
@@ -93,8 +96,7 @@ def planned_bytes(program: Program) -> dict[tuple[str, str], int]:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("how", ["float32", "own"])
 def test_parameters_and_gradients_travel_in_their_own_dtype(zero: int, how: Accumulation) -> None:
-    module, batch = zoo.mlp(dtype=torch.float32)
-    captured = capture(module, batch, precision="bfloat16")
+    module, batch, captured = captured_of(SINGLE, precision="bfloat16")
     seed = Seed(data=2, zero=zero, num_microbatches=2, precision="bfloat16")
     program = lower(captured.graph, replace(seed_strategy(captured.graph, seed), accumulation=how))
     check(program)

@@ -27,6 +27,7 @@ from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.prediction import Oracle
 from shardwright.runtime.randomness import Clock, place_seed, splitmix64
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.slots import Emulator, Row, Rule, Stage
 
 pytestmark = pytest.mark.torch
@@ -191,8 +192,7 @@ def test_fifty_minibatches_with_fill_and_drain_are_those_of_the_slots(
     stages: int, mode: str
 ) -> None:
     """With dropout, weight decay, a learning rate that falls, and activations computed again or not."""
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 4)
     names = list(RULES)
     kind = names[(stages + MODES.index(mode)) % len(names)]
     rule, optimizer = RULES[kind]
@@ -222,8 +222,7 @@ def test_stages_of_several_devices_and_clipping_are_those_of_the_slots(
     mode: str, kind: str, clips: bool, seed: dict[str, Any]
 ) -> None:
     """A stage clips its own gradients, by the norm over its devices."""
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 4)
     rule, optimizer = RULES[kind]
     strategy, data = asynchronous(captured, 3, mode, **seed), batches(20)
     strategy = replace(strategy, clips=clips, max_norm=0.1 * clips)
@@ -247,8 +246,7 @@ def test_stages_of_several_devices_and_clipping_are_those_of_the_slots(
 def test_weights_are_predicted_along_other_courses_as_the_slots_do(
     mode: str, kind: str, how: Extrapolation
 ) -> None:
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 4)
     rule, optimizer = RULES[kind]
     strategy, data = asynchronous(captured, 4, mode), batches(16)
     rated = rule(rate=lambda _: 0.02, course=how.course, limit=how.limit or math.inf)
@@ -273,8 +271,7 @@ def test_weights_are_predicted_along_other_courses_as_the_slots_do(
 def test_minibatches_of_microbatches_are_those_of_the_slots(
     mode: str, kind: str, stages: int, pieces: int, more: dict[str, Any]
 ) -> None:
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 4)
     rule, optimizer = RULES[kind]
     strategy = asynchronous(captured, stages, mode, num_microbatches=pieces, **more)
     data = batches(50 if stages == 2 else 8)
@@ -286,8 +283,7 @@ def test_minibatches_of_microbatches_are_those_of_the_slots(
 
 
 def test_stages_whose_gradients_are_late_begin_with_smaller_learning_rates() -> None:
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 4)
     rule, optimizer = RULES["momentum"]
     strategy, data = asynchronous(captured, 4, "pipemare"), batches(12)
     rated = rule(rate=lambda _: 0.02, annealing=8)
@@ -323,8 +319,7 @@ def watched(
 
 
 def test_between_a_forward_and_its_backward_a_stage_is_updated_as_often_as_stages_follow() -> None:
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 4)
     strategy = asynchronous(captured, 4, "stash")
     begun: dict[tuple[int, int], int] = {}
     lags: dict[int, list[int]] = {stage: [] for stage in range(4)}
@@ -357,8 +352,7 @@ AHEAD = {
 @pytest.mark.parametrize("mode", AHEAD)
 def test_weights_are_predicted_so_many_steps_ahead_as_the_papers_say(mode: str) -> None:
     """Measured: how many times the last update they lie away from the weights as they are."""
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 4)
     found: dict[tuple[str, int], set[int]] = {}
 
     def see(executor: Executor, index: int, minibatch: int) -> None:
@@ -430,8 +424,7 @@ def test_versions_held_are_those_whose_memory_is_predicted(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", [*MODES, *ACCUMULATING])
 def test_one_stage_is_the_plain_optimizer_to_the_last_bit(mode: str) -> None:
-    module, batch = row(2, rate=0.0)
-    captured = capture(module, batch)
+    module, _batch, captured = captured_of(row, 2, rate=0.0)
     optimizer, data = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1), batches(5)
     _, weights = train(captured, asynchronous(captured, 1, mode), module, optimizer, data)
     plain = copy.deepcopy(module)
@@ -467,8 +460,7 @@ def test_of_a_constant_gradient_the_future_is_known(kind: str) -> None:
 
 
 def test_what_an_asynchronous_pipeline_cannot_do_is_refused_in_a_sentence() -> None:
-    module, batch = row(2)
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(row, 2)
     strategy = asynchronous(captured, 2, "spectrain-v2")
     overlapping = replace(strategy, meshes=(strategy.meshes[0], strategy.meshes[0]))
     split_otherwise = asynchronous(captured, 2, "stash", tensor=2)

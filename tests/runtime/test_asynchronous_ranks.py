@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
@@ -18,9 +19,10 @@ from shardwright.core.staleness import Extrapolation
 from shardwright.core.strategy import Strategy
 from shardwright.errors import RunError
 from shardwright.planner.lower import lower
-from shardwright.runtime.capture import Captured, capture
+from shardwright.runtime.capture import Captured
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.launch import launch
+from tests.runtime.equivalence import captured_of
 from tests.runtime.slots import Rule
 from tests.runtime.test_asynchronous import SEED, asynchronous, batches, emulate, row
 from tests.runtime.world import run_ranks
@@ -45,13 +47,13 @@ def planned(captured: Captured, mode: str, sizes: dict[str, int]) -> Strategy:
 
 
 def executor_of(mode: str, stages: int, **sizes: int) -> Executor:
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _, captured = captured_of(row, 4)
     program = lower(captured.graph, planned(captured, mode, {"stages": stages, **sizes}))
     optimizer = partial(torch.optim.AdamW, lr=RATE, weight_decay=0.1)
     course = "difference" if mode == "spectrain-v1" else "last"
     options = RunOptions(seed=SEED, extrapolation=Extrapolation(course=course))
-    return Executor(captured, program, module, optimizer=optimizer, options=options)
+    mine = copy.deepcopy(module)
+    return Executor(captured, program, mine, optimizer=optimizer, options=options)
 
 
 Found = tuple[list[float], dict[str, Tensor]]
@@ -88,8 +90,7 @@ def train_many(count: int, folder: str) -> tuple[list[Found], list[list[float]]]
 def test_processes_train_as_the_slots_do(tmp_path: Path) -> None:
     """Executors that take turns do not take each other's messages; what was saved goes on to the last bit."""
     count = 20
-    module, batch = row(4)
-    captured = capture(module, batch)
+    module, _, captured = captured_of(row, 4)
     everyone = run_ranks(4, train_many, count, str(tmp_path))
     for place, (mode, sizes) in enumerate(PLANS):
         strategy = planned(captured, mode, sizes)

@@ -24,6 +24,7 @@ from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -74,11 +75,17 @@ def of_size(batch: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
     return {name: tensor[rows] for name, tensor in batch.items()}
 
 
+def sized(factory: Callable[[], zoo.Example], size: int) -> zoo.Example:
+    """Build a model with a batch of so many samples."""
+    module, batch = factory()
+    return module, of_size(batch, size)
+
+
 def resizer(
-    module: nn.Module, captured: Captured, strategy: Strategy
+    seen: Callable[[Mapping[str, Tensor]], Captured], captured: Captured, strategy: Strategy
 ) -> Callable[[Mapping[str, Tensor]], tuple[Captured, Program]]:
     def made(batch: Mapping[str, Tensor]) -> tuple[Captured, Program]:
-        again = capture(module, batch)
+        again = seen(batch)
         program = lower(again.graph, resize(captured.graph, again.graph, strategy))
         check(program)
         return again, program
@@ -118,8 +125,7 @@ def test_batches_of_other_sizes_train_and_evaluate_as_in_one_process(
     factory: Callable[[], zoo.Example], seed: Seed | Pipeline, sizes: Sequence[int]
 ) -> None:
     expected, plain = plainly(factory, sizes)
-    module, batch = factory()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(factory)
     if isinstance(seed, Pipeline):
         strategy = seed_strategy(captured.graph, Seed(stages=2, num_microbatches=2))
         strategy = replace(strategy, pipeline=seed)
@@ -127,11 +133,14 @@ def test_batches_of_other_sizes_train_and_evaluate_as_in_one_process(
         strategy = seed_strategy(captured.graph, seed)
     program = lower(captured.graph, strategy)
 
+    def seen(batch: Mapping[str, Tensor]) -> Captured:
+        return captured_of(sized, factory, len(next(iter(batch.values()))))[2]
+
     def train(world: LocalWorld) -> tuple[list[float], nn.Module]:
         mine = copy.deepcopy(module)
         executor = Executor(
             captured, program, mine, optimizer=ADAM, options=RunOptions(world=world),
-            resize=resizer(mine, captured, strategy),
+            resize=resizer(seen, captured, strategy),
         )  # fmt: skip
         losses: list[float] = []
         for size in sizes:
@@ -175,7 +184,11 @@ def test_what_differs_in_more_than_samples_is_refused() -> None:
     with pytest.raises(InputError, match="global shape"):
         plain.step(of_size(batch, 3))
     executor = Executor(
-        captured, program, module, optimizer=ADAM, resize=resizer(module, captured, strategy)
+        captured,
+        program,
+        module,
+        optimizer=ADAM,
+        resize=resizer(partial(capture, module), captured, strategy),
     )
     for wrong in (
         {**batch, "x": batch["x"][:3]},
@@ -205,7 +218,7 @@ def test_a_model_that_runs_other_operators_on_a_small_batch_is_refused() -> None
     strategy = seed_strategy(captured.graph, Seed())
     executor = Executor(
         captured, lower(captured.graph, strategy), module, optimizer=ADAM,
-        resize=resizer(module, captured, strategy),
+        resize=resizer(partial(capture, module), captured, strategy),
     )  # fmt: skip
     with pytest.raises(InputError, match="drop_last=True"):
         executor.evaluate({"x": batch["x"][:3]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import resource
 import shutil
@@ -25,7 +26,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.checkpoint import load_into_module
 from shardwright.runtime.executor import Executor, RunOptions
 from tests import zoo
-from tests.runtime.equivalence import StrategyBuilder, batches
+from tests.runtime.equivalence import StrategyBuilder, batches, captured_of
 from tests.runtime.strategies import strategy_of
 from tests.runtime.world import run_ranks
 
@@ -33,11 +34,10 @@ ADAM = partial(torch.optim.AdamW, lr=1e-2)
 
 
 def _executor(strategy: StrategyBuilder, seed: int = 3) -> tuple[Executor, dict[str, Any]]:
-    module, batch = zoo.gpt()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.gpt)
     program = lower(captured.graph, strategy(captured.graph))
-    executor = Executor(captured, program, module, optimizer=ADAM, options=RunOptions(seed=seed))
-    return executor, batch
+    mine, options = copy.deepcopy(module), RunOptions(seed=seed)
+    return Executor(captured, program, mine, optimizer=ADAM, options=options), batch
 
 
 def train_and_save(
@@ -114,10 +114,9 @@ def _grouped(parameters: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Op
 
 def train_in_groups(seed: Seed, directory: str, until: int) -> tuple[list[float], set[float]]:
     """Go on to a step with rates that halve; return the losses and the rates in the end."""
-    module, batch = zoo.gpt()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.gpt)
     program = lower(captured.graph, strategy_of(seed)(captured.graph))
-    executor = Executor(captured, program, module, optimizer=_grouped)
+    executor = Executor(captured, program, copy.deepcopy(module), optimizer=_grouped)
     if (Path(directory) / "latest").exists():
         executor.load(directory)
     losses: list[float] = []

@@ -18,6 +18,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -51,9 +52,8 @@ def clipped(
 @pytest.mark.parametrize("max_norm", [0.1, 1e3])
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
 def test_the_plans_norm_is_that_of_one_process(seed: Seed, max_norm: float) -> None:
-    module, batch = zoo.gpt()
+    module, batch, captured = captured_of(zoo.gpt)
     norms, parameters = clipped(zoo.gpt, max_norm, 2)
-    captured = capture(module, batch)
     strategy = replace(seed_strategy(captured.graph, seed), clips=True, max_norm=max_norm)
     program = lower(captured.graph, strategy)
 

@@ -27,6 +27,7 @@ from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
 from tests.ddp import emulator
+from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -57,6 +58,10 @@ def batches(samples: int = 12) -> list[dict[str, Tensor]]:
         }
         for _ in range(STEPS)
     ]
+
+
+def weighed() -> zoo.Example:
+    return Weighed(), batches()[0]
 
 
 def packing(strategy: Strategy, compressor: Compressor, density: float = DENSITY) -> Strategy:
@@ -115,8 +120,7 @@ def name_of(executor: Executor, value: int) -> str:
 @pytest.mark.parametrize("compressor", METHODS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_end_as_workers_in_numpy_do(ranks: int, compressor: Compressor) -> None:
-    module = Weighed()
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     seed = Seed(data=ranks, num_microbatches=2)
     strategy = packing(seed_strategy(captured.graph, seed), compressor)
     found = trained(captured, strategy, module)
@@ -131,8 +135,7 @@ def test_ranks_end_as_workers_in_numpy_do(ranks: int, compressor: Compressor) ->
 
 
 def test_each_parameter_may_be_compressed_in_its_own_way() -> None:
-    module = Weighed()
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     plain = seed_strategy(captured.graph, Seed(data=2, num_microbatches=2))
     number = {captured.graph.tensors[one].name: one for one in captured.graph.parameters}
     apart = ((number["one"], "int8", 1.0), (number["two"], "top-k", DENSITY))
@@ -152,7 +155,7 @@ def test_each_parameter_may_be_compressed_in_its_own_way() -> None:
 
 
 def test_what_of_a_bucket_waits_for_no_other_rank_comes_before_what_does() -> None:
-    graph = capture(Weighed(), batches()[0]).graph
+    graph = captured_of(weighed)[2].graph
     plain = seed_strategy(graph, Seed(data=2))
     one, two, few = graph.parameters
     sync = GradientSync(
@@ -173,8 +176,7 @@ def test_what_of_a_bucket_waits_for_no_other_rank_comes_before_what_does() -> No
 
 
 def test_where_everything_is_kept_training_is_as_without() -> None:
-    module = Weighed()
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     plain = seed_strategy(captured.graph, Seed(data=4))
     whole = trained(captured, packing(plain, "top-k", 1.0), module)
     for (here, held), (there, _) in zip(whole, trained(captured, plain, module), strict=True):
@@ -236,8 +238,7 @@ def test_mixed_precision_owes_in_float32() -> None:
 
 @pytest.mark.parametrize("compressor", METHODS)
 def test_what_is_not_finite_reaches_all_and_is_not_owed(compressor: Compressor) -> None:
-    module = Weighed()
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     program = lower(
         captured.graph, packing(seed_strategy(captured.graph, Seed(data=2)), compressor)
     )
@@ -265,7 +266,7 @@ def test_what_is_not_finite_reaches_all_and_is_not_owed(compressor: Compressor) 
 
 
 def test_what_cannot_be_compressed_is_refused() -> None:
-    graph = capture(Weighed(), batches()[0]).graph
+    graph = captured_of(weighed)[2].graph
     strategy = packing(seed_strategy(graph, Seed(data=2)), "top-k")
     sync = strategy.gradient_sync
     for wrong, said in (
@@ -288,8 +289,7 @@ def test_what_cannot_be_compressed_is_refused() -> None:
 def resumed(root: Path, compressor: Compressor) -> list[Any]:
     """Train five steps; the same with a stop after the second."""
     torch.set_num_threads(1)
-    module = Weighed()
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     strategy = packing(seed_strategy(captured.graph, Seed(data=2)), compressor)
     program = lower(captured.graph, strategy)
     one, other = (
@@ -314,8 +314,7 @@ def resumed(root: Path, compressor: Compressor) -> list[Any]:
 def shared_out(root: Path, compressor: Compressor) -> dict[str, Tensor]:
     """Load a checkpoint of two ranks on four; return what is owed to each parameter here."""
     torch.set_num_threads(1)
-    module = Weighed()
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     strategy = packing(seed_strategy(captured.graph, Seed(data=4)), compressor)
     executor = Executor(captured, lower(captured.graph, strategy), module, optimizer=SGD)
     with pytest.warns(UserWarning, match="2 and 4") if executor.rank == 0 else nullcontext():

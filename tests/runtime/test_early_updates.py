@@ -20,12 +20,13 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.scaling import Scaling
 from tests import zoo
-from tests.runtime.equivalence import Run, assert_close, batches, copied, train_plain
+from tests.runtime.equivalence import Run, assert_close, batches, captured_of, copied, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+WIDE = partial(zoo.gpt, width=128, length=2, depth=6)
 SEEDS = [
     Seed(), Seed(num_microbatches=2), Seed(data=2), Seed(data=2, zero=1, num_microbatches=2),
     Seed(data=2, zero=2, num_microbatches=2), Seed(data=2, zero=3, recompute=True),
@@ -40,8 +41,9 @@ def early(strategy: Strategy) -> Strategy:
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
 def test_training_is_that_of_one_process(seed: Seed) -> None:
-    module, batch = zoo.gpt()  # embeddings are tied: two stages add to their gradient
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(
+        zoo.gpt
+    )  # embeddings are tied: two stages add to their gradient
     strategy = early(seed_strategy(captured.graph, seed))
     runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
     expected = train_plain(zoo.gpt, SGD)
@@ -51,7 +53,7 @@ def test_training_is_that_of_one_process(seed: Seed) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
 def test_every_parameter_is_updated_once_behind_all_that_touches_it(seed: Seed) -> None:
-    graph = capture(*zoo.gpt()).graph
+    graph = captured_of(zoo.gpt)[2].graph
     program = lower(graph, early(seed_strategy(graph, seed)))
     taken: dict[int, int] = {}
     for index in np.flatnonzero(program.kind == Kind.UPDATE).tolist():
@@ -73,7 +75,7 @@ def test_every_parameter_is_updated_once_behind_all_that_touches_it(seed: Seed) 
 
 def lowered(seed: Seed) -> tuple[Program, Program]:
     """Return a Program that updates at the end, and one that does so early, of more weights than data."""
-    graph = capture(*zoo.gpt(width=128, length=2, depth=6)).graph
+    graph = captured_of(WIDE)[2].graph
     strategy = seed_strategy(graph, seed)
     return lower(graph, replace(strategy, optimizer_states=1)), lower(graph, early(strategy))
 
@@ -124,8 +126,7 @@ def test_the_peak_is_the_one_predicted() -> None:
     ids=lambda seed: seed.label,
 )  # fmt: skip
 def test_after_every_microbatch_training_is_that_of_many_small_steps(seed: Seed) -> None:
-    module, batch = zoo.gpt()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.gpt)
     strategy = often(seed_strategy(captured.graph, seed))
     runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
     plain, _ = zoo.gpt()

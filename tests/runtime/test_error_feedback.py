@@ -25,6 +25,7 @@ from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.scaling import Scaling
 from shardwright.runtime.store import DTYPES
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.test_wire import Weighed, sums
 from tests.runtime.world import run_ranks
 
@@ -47,6 +48,10 @@ def batches() -> list[dict[str, Tensor]]:
         {name: (1 + turn / 7) * one.roll(turn, 1) for name, one in batch.items()}
         for turn in range(STEPS)
     ]
+
+
+def weighed() -> zoo.Example:
+    return Weighed(torch.float64), batches()[0]
 
 
 def emulated(
@@ -102,8 +107,7 @@ def trained(
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("num_ranks", "zero"), [(2, 0), (4, 1), (4, 2), (2, 3)])
 def test_ranks_end_as_workers_in_plain_pytorch_do(num_ranks: int, zero: int, wire: Any) -> None:
-    module = Weighed(torch.float64)
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     seed = Seed(data=num_ranks, zero=zero, num_microbatches=2)
     strategy = feeding_back(seed_strategy(captured.graph, seed), wire)
     ranks = trained(captured, strategy, module)
@@ -131,8 +135,7 @@ def test_sums_of_microbatches_that_are_wider_than_the_wire_feed_back_too() -> No
 
 
 def test_buckets_change_and_residuals_do_not() -> None:
-    module = Weighed(torch.float64)
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     alone = feeding_back(seed_strategy(captured.graph, Seed(data=2)))
     sync = replace(alone.gradient_sync, buckets=(tuple(reversed(captured.graph.parameters)),))
     merged = replace(alone, gradient_sync=sync)
@@ -163,8 +166,7 @@ def test_what_cannot_be_fed_back_is_refused() -> None:
 def resumed(root: Path, zero: int) -> list[Any]:
     """Train five steps; the same with a stop after the second; and under another plan from there."""
     torch.set_num_threads(1)
-    module = Weighed(torch.float64)
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     found: list[Any] = []
 
     def executor(seed: Seed) -> Executor:
@@ -226,8 +228,7 @@ def test_residuals_take_the_memory_that_is_predicted() -> None:
 def summed_up(root: Path) -> dict[str, Tensor]:
     """Load a checkpoint of two ranks on four; return what is owed to each parameter here."""
     torch.set_num_threads(1)
-    module = Weighed(torch.float64)
-    captured = capture(module, batches()[0])
+    module, _, captured = captured_of(weighed)
     strategy = feeding_back(seed_strategy(captured.graph, Seed(data=4)))
     executor = Executor(captured, lower(captured.graph, strategy), module, optimizer=SGD)
     told = pytest.warns(UserWarning, match="2 and 4") if executor.rank == 0 else nullcontext()

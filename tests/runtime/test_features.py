@@ -6,6 +6,7 @@ stages, buffers under microbatches and recomputation. Ranks are shared: one worl
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
-from tests.runtime.equivalence import assert_equivalent, batches
+from tests.runtime.equivalence import assert_equivalent, batches, captured_of
 from tests.runtime.strategies import named
 from tests.runtime.world import run_ranks
 
@@ -188,15 +189,15 @@ class Noisy(Quantised):
 def drop(seeds: list[Seed], rate: float) -> list[list[float]]:
     """Return the losses of two steps and of an evaluation, by plan."""
     found: list[list[float]] = []
+    made = partial(seeded, partial(Noisy, rate))
     for seed in seeds:
-        module, batch = seeded(partial(Noisy, rate))
-        captured = capture(module, batch)
+        module, batch, captured = captured_of(made)
         strategy = seed_strategy(captured.graph, seed)
         if seed.recompute:
             strategy = replace(strategy, recompute=tuple(range(len(captured.graph.blocks))))
         program = lower(captured.graph, strategy)
         optimizer = partial(torch.optim.SGD, lr=0.1)
-        executor = Executor(captured, program, module, optimizer=optimizer)
+        executor = Executor(captured, program, copy.deepcopy(module), optimizer=optimizer)
         steps = [float(executor.step(one)) for one in batches(batch, 2)]
         found.append([*steps, float(executor.evaluate(batch))])
     return found

@@ -19,6 +19,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -126,8 +127,7 @@ def trained(
     kind: Callable[[], nn.Module], seed: Seed, outputs: tuple[str, ...] = ()
 ) -> list[tuple[list[float], nn.Module, dict[str, Tensor]]]:
     """Return losses of three steps, the module and the outputs of the last, of every rank."""
-    module, batch = made(kind)
-    captured = capture(module, batch, outputs=outputs)
+    module, batch, captured = captured_of(made, kind, outputs=outputs)
     assert find_samples(captured.graph).blocker == ""
     program = lower(captured.graph, seed_strategy(captured.graph, seed))
 

@@ -17,7 +17,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.checkpoint import load_into_module
 from shardwright.runtime.executor import Executor
 from tests import zoo
-from tests.runtime.equivalence import assert_close, batches, train_plain
+from tests.runtime.equivalence import assert_close, batches, captured_of, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.strategies import strategy_of
 from tests.runtime.world import run_ranks
@@ -31,8 +31,7 @@ NUMELS = (11 * 11, 11, 11 * 11, 11, 11 * 8, 8)
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [3, 5, 6])
 def test_zero_trains_as_plain_pytorch_where_no_dim_divides(zero: int, ranks: int) -> None:
-    module, batch = MODEL()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(MODEL)
     seed = Seed(data=ranks, zero=zero, num_microbatches=2)
     strategy = replace(seed_strategy(captured.graph, seed), clips=True)
     assert {config.optimizer for config in strategy.parameters} == {(FLAT,)}

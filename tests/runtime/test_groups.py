@@ -15,7 +15,7 @@ from shardwright.runtime.local_world import LocalWorld, _Shared
 from shardwright.runtime.messages import Groups
 from shardwright.runtime.world import Channel, Lanes, Link
 from tests import zoo
-from tests.runtime.equivalence import assert_close, train_plain
+from tests.runtime.equivalence import assert_close, captured_of, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 
 ADAM = partial(torch.optim.AdamW, lr=1e-2)
@@ -25,8 +25,7 @@ MODEL = partial(zoo.mlp, batch=24, width=12, depth=2)
 @pytest.mark.torch
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_groups_that_each_hold_all_of_the_state_stay_equal(zero: int) -> None:
-    module, batch = MODEL()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(MODEL)
     seed = Seed(data=2, group=2, zero=zero, num_microbatches=2)
     strategy = replace(seed_strategy(captured.graph, seed), clips=True)
     runs, _ = train_rehearsed(captured, strategy, module, batch, ADAM, 0.1)

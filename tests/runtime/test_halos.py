@@ -18,7 +18,7 @@ from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.profile.shards import make_shard
 from tests import zoo
-from tests.runtime.equivalence import Run, assert_close, batches, copied, train_plain
+from tests.runtime.equivalence import Run, assert_close, batches, captured_of, copied, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.world import run_ranks
 
@@ -126,8 +126,7 @@ def slider(name: str) -> zoo.Example:
 
 def sliding(name: str, pieces: int) -> tuple[Captured, Strategy, list[Run], int]:
     """Train in pieces of the height; also return the bytes of all transfers."""
-    module, batch = slider(name)
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(slider, name)
     strategy = seed_strategy(captured.graph, Seed(height=pieces))
     runs, traffic = train_rehearsed(captured, strategy, module, batch, SGD)
     sent = sum(sent.bytes for (_, kind, _), sent in traffic.items() if kind == "transfer")

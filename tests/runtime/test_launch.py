@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from functools import partial
 
@@ -16,10 +15,10 @@ import torch.distributed as dist
 from shardwright.errors import RunError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed
-from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.strategies import strategy_of
 
 
@@ -40,8 +39,7 @@ def raise_on_one() -> None:
 
 
 def die_mid_step(victim: int) -> None:
-    module, batch = zoo.mlp()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.mlp)
     strategy = strategy_of(Seed(stages=2, num_microbatches=2))(captured.graph)
     program = lower(captured.graph, strategy)
     optimizer = partial(torch.optim.SGD, lr=0.1)
@@ -72,9 +70,9 @@ def test_results_come_back_in_rank_order() -> None:
 
 
 def imported_by_capturing() -> int:
-    before = set(sys.modules)
-    capture(*zoo.mlp())
-    return len(set(sys.modules) - before)
+    from tests.runtime import warm  # which the fork server of tests has done already
+
+    return warm.IMPORTED
 
 
 @pytest.mark.ranks

@@ -23,6 +23,7 @@ from tests.runtime.equivalence import (
     Factory,
     Run,
     assert_close,
+    captured_of,
     train_each,
     train_plain,
 )
@@ -35,8 +36,7 @@ SGD = partial(torch.optim.SGD, lr=1.0)
 
 
 def rehearsed(factory: Factory, seed: Seed) -> tuple[list[Run], Traffic]:
-    module, batch = factory()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(factory)
     strategy = seed_strategy(captured.graph, seed)
     return train_rehearsed(captured, strategy, module, batch, SGD)
 

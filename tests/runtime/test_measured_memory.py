@@ -13,14 +13,15 @@ from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.grids import Grid, grid_strategy
 from shardwright.planner.space.seeds import Seed, seed_strategy
-from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 # What gloo's reduce-scatter needs besides: the terms of the sum (``Cluster.scatter_copies``).
 TERMS = 1.0
+DTYPES = {False: torch.float64, True: torch.float32}  # by whether it is kept in half precision
 
 
 def peaks(
@@ -29,10 +30,11 @@ def peaks(
     """Return, per plan: bytes left over after one step, and measured and predicted peaks."""
     torch.set_num_threads(1)
     found: list[tuple[float, list[float], list[float]]] = []
+    made = {half: partial(zoo.gpt, **options, dtype=dtype) for half, dtype in DTYPES.items()}
     for plan in plans:
         half = isinstance(plan, Seed) and plan.precision == "bfloat16"
-        module, batch = zoo.gpt(**options, dtype=torch.float32 if half else torch.float64)
-        captured = capture(module, batch, precision="bfloat16" if half else None)
+        precision = "bfloat16" if half else None
+        module, batch, captured = captured_of(made[half], precision=precision)
         make = grid_strategy if isinstance(plan, Grid) else seed_strategy
         program = lower(captured.graph, make(captured.graph, plan))
         executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)

@@ -16,11 +16,11 @@ from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
-from shardwright.runtime.capture import capture
 from shardwright.runtime.clocks import best_offset, clock_offset
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.interpreter import Compiled
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 LATE = 0.6  # seconds; far above what small messages take on a busy machine
@@ -29,8 +29,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 def measured(seed: Seed, late: list[int]) -> list[tuple[Program, Timeline]]:
     """Measure a step for each of the ranks that is to come late."""
-    module, batch = zoo.gpt()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.gpt)
     program = lower(captured.graph, seed_strategy(captured.graph, seed))
     options = RunOptions(check_finite=True)
     executor = Executor(captured, program, module, optimizer=SGD, options=options)

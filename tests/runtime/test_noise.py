@@ -19,6 +19,7 @@ from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.scaling import Scaling
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -69,8 +70,7 @@ def in_turn(batch: dict[str, Tensor], share: int, shares: int) -> dict[str, Tens
 
 
 def trained(seed: Seed, options: RunOptions, **more) -> list[NoiseScale]:
-    module, batch = zoo.gpt()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.gpt)
     strategy = replace(seed_strategy(captured.graph, seed), **more)
     program = lower(captured.graph, strategy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from functools import partial
@@ -14,9 +15,9 @@ import torch.distributed as dist
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
-from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -24,10 +25,10 @@ TWO = [Seed(data=2, zero=3), Seed(stages=2, num_microbatches=2, recompute=True),
 
 
 def _executor(seed: Seed) -> Executor:
-    module, _ = zoo.gpt()
-    captured = capture(module, zoo.gpt()[1])
+    module, _, captured = captured_of(zoo.gpt)
     program = lower(captured.graph, seed_strategy(captured.graph, seed))
-    return Executor(captured, program, module, optimizer=partial(torch.optim.SGD, lr=0.1))
+    mine = copy.deepcopy(module)
+    return Executor(captured, program, mine, optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
 def evaluate_between_steps(seeds: list[Seed]) -> list[list[float]]:

@@ -17,7 +17,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
-from tests.runtime.equivalence import Factory, assert_close, train_each, train_plain
+from tests.runtime.equivalence import Factory, assert_close, captured_of, train_each, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.strategies import strategy_of
 from tests.runtime.world import run_ranks
@@ -46,8 +46,7 @@ EXACT = 1e-9
 def test_every_rank_of_a_schedule_trains_as_plain_pytorch_does(
     factory: Factory, seed: Seed
 ) -> None:
-    module, batch = factory()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(factory)
     strategy = seed_strategy(captured.graph, seed)
     runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
     expected = train_plain(factory, SGD)
@@ -88,9 +87,9 @@ def peaks(seeds: list[Seed]) -> list[tuple[float, float]]:
     """Return, per plan, the measured and the predicted peak of this rank."""
     torch.set_num_threads(1)
     found: list[tuple[float, float]] = []
+    module, batch = zoo.gpt(width=64, length=64)
+    captured = capture(module, batch)
     for seed in seeds:
-        module, batch = zoo.gpt(width=64, length=64)
-        captured = capture(module, batch)
         program = lower(captured.graph, seed_strategy(captured.graph, seed))
         executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
         executor.step(batch)

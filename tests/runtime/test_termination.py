@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -120,8 +121,9 @@ def test_a_measuring_process_dies_with_its_parent_before_it_has_imported_anythin
     tmp_path: Path,
 ) -> None:
     (tmp_path / "torch.py").write_text("import time; time.sleep(1000)")
+    (tmp_path / "job-0").write_bytes(pickle.dumps(("torch:cuda", None)))
     script = "import os, sys; from pathlib import Path\n"
-    script += "from shardwright.runtime.profile import workers\n"
+    script += "from shardwright.runtime import workers\n"
     script += "sys.path.insert(0, sys.argv[1])\n"
     script += "started = workers._start(Path(sys.argv[1]), 0); print(started.pid, flush=True); os._exit(0)"
     done = subprocess.run(
@@ -134,22 +136,25 @@ def test_a_measuring_process_dies_with_its_parent_before_it_has_imported_anythin
             os.kill(int(done.stdout), signal.SIGKILL)
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_launcher_that_is_terminated_ends_its_ranks_and_leaves_nothing(
-    short: Path, number: int
-) -> None:
-    launcher, ranks = start_launcher(short)
-    launcher.send_signal(number)
+def assert_ended(launcher: subprocess.Popen[str], ranks: list[int], number: int) -> None:
+    """A launcher that got a signal says nothing, and leaves neither ranks nor files."""
     _, err = launcher.communicate(timeout=30)
-    assert launcher.returncode == 128 + number
-    assert err == ""
+    assert (launcher.returncode, err) == (128 + number, "")
     assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
+
+
+@pytest.mark.ranks
+def test_a_launcher_whose_terminal_closes_ends_its_ranks_and_leaves_nothing(short: Path) -> None:
+    launcher, ranks = start_launcher(short)
+    launcher.send_signal(signal.SIGHUP)
+    assert_ended(launcher, ranks, signal.SIGHUP)
     assert list((short / "tmp").iterdir()) == []
 
 
 @pytest.mark.ranks
-def test_ranks_ignore_a_closed_terminal_where_their_launcher_does(short: Path) -> None:
+def test_ranks_ignore_a_closed_terminal_where_their_launcher_does_and_end_when_it_is_terminated(
+    short: Path,
+) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         launcher, ranks = start_launcher(short)
@@ -163,7 +168,8 @@ def test_ranks_ignore_a_closed_terminal_where_their_launcher_does(short: Path) -
         assert all(map(is_alive, ranks))
     finally:
         launcher.terminate()
-        assert launcher.communicate(timeout=30) == (None, "")
+        assert_ended(launcher, ranks, signal.SIGTERM)
+    assert list((short / "tmp").iterdir()) == []
 
 
 @pytest.mark.ranks

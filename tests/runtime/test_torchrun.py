@@ -117,7 +117,7 @@ def test_a_rank_whose_agent_is_gone_before_it_begins_ends_at_once() -> None:
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    with training(tmp_path) as (agent, ranks):
+    with training(tmp_path, "sum") as (agent, ranks):
         os.killpg(agent.pid, signal.SIGINT)
         text, _ = agent.communicate(timeout=60)
     assert lines_of_ranks(text) == ["error: interrupted; the last checkpoint is unharmed"]

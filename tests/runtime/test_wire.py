@@ -22,6 +22,7 @@ from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.loss import NUM_RIDING
 from shardwright.runtime.store import DTYPES
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 SGD = partial(torch.optim.SGD, lr=1.0)
@@ -162,14 +163,14 @@ def one_step(plans: list[tuple[WireDtype, int]]) -> list[tuple[dict[str, Tensor]
     torch.set_num_threads(1)
     found: list[tuple[dict[str, Tensor], float, float]] = []
     for wire, zero in plans:
-        module, batch = SMALL_GPT()
-        captured = capture(module, batch)
+        module, batch, captured = captured_of(SMALL_GPT)
         seed = Seed(data=2, zero=zero, num_microbatches=2)
         program = lower(captured.graph, travelling(seed_strategy(captured.graph, seed), wire))
-        executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
+        mine = copy.deepcopy(module)
+        executor = Executor(captured, program, mine, optimizer=SGD)
         executor.step(batch)
-        executor.to_module(module)
-        after = {name: one.detach().clone() for name, one in module.named_parameters()}
+        executor.to_module(mine)
+        after = {name: one.detach().clone() for name, one in mine.named_parameters()}
         masters = [master.parameter for master in executor.machine.parameters.masters]
         states = 2 * sum(one.numel() * one.element_size() for one in masters)
         measured = executor.profile_step(batch).peak_bytes[0]

@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import multiprocessing
 import os
 import runpy
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from shardwright.runtime.launch import STORE_FILE, launch
+from shardwright.runtime.launch import CAPTURING, PRELOADED, STORE_FILE, launch
+from shardwright.runtime.scratch import claim_multiprocessing
 from shardwright.runtime.status import STATUS_DIRECTORY
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +32,17 @@ FIRST_HOST, PORT = "10.84.0.1", "29500"
 NETWORK = 0x40000000  # CLONE_NEWNET: Python 3.12 has os.setns
 
 
+def serve() -> None:
+    """Start what ranks are forked from, unless it runs, with what many of them do first done already."""
+    claim_multiprocessing()
+    multiprocessing.set_forkserver_preload([*PRELOADED, *CAPTURING, "tests.runtime.warm"])
+    with contextlib.chdir(ROOT):  # where it finds the tests
+        forkserver.ensure_running()
+
+
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
     """Run ``fn(*args)`` on ``n`` ranks of a fresh world; return their results in rank order."""
+    serve()
     return launch(fn, n, args, timeout=timeout, collective_timeout=timeout / 2)
 
 

@@ -17,7 +17,7 @@ from tests.runtime.equivalence import assert_close, assert_equivalent, train_pla
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.strategies import named
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("short_climbs")]
 sgd = partial(torch.optim.SGD, lr=0.1)
 
 

@@ -16,7 +16,7 @@ from shardwright.verbs import measure
 from shardwright.verbs.narrate import plain_strategies, shards, tell
 from tests.zoo import mlp
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("short_climbs")]
 
 
 def note(seconds: dict[str, float], when: str = "") -> None:

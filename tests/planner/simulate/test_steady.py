@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -25,12 +26,12 @@ from shardwright.planner.lower import check, lower
 from shardwright.planner.simulate import simulate, with_input
 from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
-from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import cut
 from tests import zoo
 from tests.planner.search.models import cluster
 from tests.planner.simulate.fed import fed
+from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch
 SEEDS = [
@@ -41,7 +42,7 @@ SEEDS = [
 
 @cache
 def lowered() -> list[Program]:
-    graph = capture(*zoo.mlp()).graph
+    graph = captured_of(zoo.mlp)[2].graph
     return [lower(graph, seed_strategy(graph, seed)) for seed in SEEDS]
 
 
@@ -99,7 +100,7 @@ def test_input_beneath_a_step_slows_nothing_down(slowdown: float) -> None:
 def test_rates_of_a_cluster_give_the_step_and_the_memory_of_a_fed_program(
     which: int, seed: int, rate: float, bandwidth: float
 ) -> None:
-    program, graph = lowered()[which], capture(*zoo.mlp()).graph
+    program, graph = lowered()[which], captured_of(zoo.mlp)[2].graph
     hosts = cluster(2, program.strategy.devices[-1] // 2 + 1)
     where = replace(hosts, input_rate=rate, copy_bandwidth=bandwidth)
     feeding = input_costs(program, graph, find_samples(graph), where)
@@ -114,7 +115,7 @@ def test_rates_of_a_cluster_give_the_step_and_the_memory_of_a_fed_program(
 
 
 def test_devices_of_a_host_copy_their_shards_over_one_bus() -> None:
-    graph = capture(*zoo.mlp()).graph
+    graph = captured_of(zoo.mlp)[2].graph
     whole = input_bytes(lower(graph, seed_strategy(graph, Seed())), 0)
     program = lower(graph, seed_strategy(graph, Seed(data=4)))
     for hosts, each in ((1, 4), (2, 2), (4, 1)):
@@ -124,7 +125,7 @@ def test_devices_of_a_host_copy_their_shards_over_one_bus() -> None:
 
 
 def test_ranks_that_read_their_own_samples_share_the_loaders_of_their_host() -> None:
-    graph, samples = capture(*zoo.mlp()).graph, find_samples(capture(*zoo.mlp()).graph)
+    graph, samples = captured_of(zoo.mlp)[2].graph, find_samples(captured_of(zoo.mlp)[2].graph)
     size = max(graph.tensors[one].shape[0] for one in graph.inputs)
     shared, alone, disk = 10.0, 4.0, 7.0
     for seed, hosts, each, rows, on_host in (
@@ -151,7 +152,7 @@ def test_ranks_that_read_their_own_samples_share_the_loaders_of_their_host() -> 
 
 def test_stages_of_one_host_share_its_resources_and_those_of_two_do_not() -> None:
     """The first stage reads the inputs, the last the labels: of one host both keep the same disk."""
-    graph, program = capture(*zoo.mlp()).graph, lowered()[2]
+    graph, program = captured_of(zoo.mlp)[2].graph, lowered()[2]
     size = max(graph.tensors[one].shape[0] for one in graph.inputs)
     assert all(input_bytes(program, mesh) for mesh in (0, 1))
     for hosts, each, expected in (
@@ -164,7 +165,7 @@ def test_stages_of_one_host_share_its_resources_and_those_of_two_do_not() -> Non
 
 
 def test_what_binds_is_named_with_what_helps() -> None:
-    graph, program, where = capture(*zoo.mlp()).graph, lowered()[0], cluster(1, 2)
+    graph, program, where = captured_of(zoo.mlp)[2].graph, lowered()[0], cluster(1, 2)
     for rate, words in (
         ("host_fetch_rate", "storage takes"),
         ("host_input_rate", "cores takes"),
@@ -205,11 +206,10 @@ def wholly_fed(program: Program) -> Program:
 
 def trained(change: Callable[[Program], Program]) -> list[float]:
     """Train, and see that the Program holds what is copied for a step, once, and as much again if fed."""
-    module, batch = zoo.mlp()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.mlp)
     program = lower(captured.graph, seed_strategy(captured.graph, Seed(num_microbatches=2)))
     changed, optimizer = change(program), partial(torch.optim.SGD, lr=0.1)
-    executor = Executor(captured, changed, module, optimizer=optimizer)
+    executor = Executor(captured, changed, copy.deepcopy(module), optimizer=optimizer)
     shards = cut(executor._inputs, batch, captured, None)
     held = sum(changed.base_bytes) - sum(program.base_bytes)
     assert held == (changed is not program) * sum(shard.nbytes for shard in shards)

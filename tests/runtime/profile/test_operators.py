@@ -17,7 +17,7 @@ from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.profile import Setting, measure_operators
 from shardwright.runtime.profile.passes import time_in_passes
 from shardwright.runtime.profile.shards import Overload, Request, make_shard
-from shardwright.runtime.profile.workers import run_workers
+from shardwright.runtime.workers import run_workers
 from tests import zoo
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -131,12 +131,12 @@ def test_overloads_are_found_again_by_name():
 
 def test_a_failing_worker_is_reported_with_its_reason():
     with pytest.raises(RunError, match=r"process 0 failed.*no attribute 'nowhere'"):
-        run_workers("shardwright.runtime.profile.clock:nowhere", [None], timeout_seconds=60)
+        run_workers("tests.runtime.profile.jobs:nowhere", [None], timeout_seconds=60)
 
 
 def test_a_worker_that_takes_too_long_is_stopped():
     with pytest.raises(RunError, match="longer than 0 s"):
-        run_workers("shardwright.runtime.profile.machine:work", [None], timeout_seconds=0.1)
+        run_workers("tests.runtime.profile.jobs:killed_or_waiting", [None], timeout_seconds=0.1)
 
 
 def test_a_worker_that_somebody_stopped_is_named():

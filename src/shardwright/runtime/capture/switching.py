@@ -113,13 +113,25 @@ def _called(name: str) -> str:
 
 def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a module's exported program, in which parameters are detached while they are switched off."""
-    with switched(module) as flags:
+    with switched(module) as flags, _without_stack_traces():
         program = torch.export.export(module, args, kwargs, strict=False)
     used = {node.name for node in program.graph.nodes if any(map(_differentiates, node.users))}
     specs = program.graph_signature.input_specs
     names = {one.target for one in specs if one.arg.name in used}
     check_left({name: line for name, line in flags.left.items() if name in names})
     return program
+
+
+@contextlib.contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Let torch not note of every operator which lines called it: nobody reads them, and they take an
+    eighth of a capture."""
+    config = torch.fx.config
+    before, config.do_not_emit_stack_traces = config.do_not_emit_stack_traces, True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
 
 
 def _differentiates(user: Any) -> bool:

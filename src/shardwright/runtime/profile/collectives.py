@@ -39,11 +39,12 @@ from shardwright.runtime.profile.beneath import Start, ThereAndBack, run_through
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads, time_starts
-from shardwright.runtime.profile.workers import Progress, Stop, run_workers
+from shardwright.runtime.workers import Progress, Stop, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
 START_SECONDS = 60.0
+OVERHEAD_SHARE = 0.1  # of the budget at most, for each of what running a rank costs besides
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 _ROUNDS = 3
 # Of one round.
@@ -179,7 +180,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
             found["overhead|start_seconds"] = time_starts(place)
     if job.ranks < 2:
         report(1, 1)
-        return time_overheads() if measures_host else found
+        return time_overheads(OVERHEAD_SHARE * job.budget_seconds) if measures_host else found
     dist.init_process_group(
         "nccl" if place.type == "cuda" else "gloo",
         init_method=f"file://{directory / 'rendezvous'}",
@@ -192,7 +193,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
         if measures_host:
             found["overhead|process_bytes"] = scalar(float(resident_bytes()))
             dist.barrier()  # all cores are busy while any of them is measured
-            found |= time_overheads()
+            found |= time_overheads(OVERHEAD_SHARE * job.budget_seconds)
         found |= time_collectives(group, probe, job.budget_seconds, report, place)
         if measures_host:
             # What computation loses to messages is priced message by message.

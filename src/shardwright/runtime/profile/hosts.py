@@ -38,7 +38,7 @@ from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.profile.passes import time_in_passes
 from shardwright.runtime.profile.shards import Request
-from shardwright.runtime.profile.workers import Progress
+from shardwright.runtime.workers import Progress
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured

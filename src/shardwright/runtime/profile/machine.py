@@ -21,7 +21,7 @@ from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.costs import Record
 from shardwright.files.presets import device_kind, find_kind
 from shardwright.runtime.profile.clock import measure
-from shardwright.runtime.profile.workers import Progress, run_workers
+from shardwright.runtime.workers import Progress, run_workers
 
 LOOPBACK = Link(latency=2e-5, bandwidth=2e9, source="modelled")
 CPU_LAUNCH_SECONDS = 4e-6

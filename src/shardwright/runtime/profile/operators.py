@@ -31,7 +31,7 @@ from shardwright.runtime.profile.passes import (
     time_in_passes,
 )
 from shardwright.runtime.profile.shards import Request, Shard, make_shard
-from shardwright.runtime.profile.workers import Progress, Stop, run_workers
+from shardwright.runtime.workers import Progress, Stop, run_workers
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured

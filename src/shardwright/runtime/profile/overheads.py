@@ -42,10 +42,10 @@ _IN_A_STEP = 2.6
 Action = Callable[[], list[Tensor]]
 
 
-def time_overheads() -> dict[str, Timing]:
+def time_overheads(seconds: float = _SECONDS) -> dict[str, Timing]:
     """Return the fixed seconds of segments, messages and the optimizer, what it takes for one tensor, by
-    bytes, and what compressing takes, by elements."""
-    others = Others()
+    bytes, and what compressing takes, by elements; each is sampled for so many ``seconds`` at most."""
+    others = Others(seconds)
     return {
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
@@ -55,9 +55,11 @@ def time_overheads() -> dict[str, Timing]:
 
 
 class Others:
-    """What else runs in a step: a dozen operators on some megabytes."""
+    """What else runs in a step: a dozen operators on some megabytes. ``seconds``: for how long at most
+    something is sampled after them."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = _SECONDS) -> None:
+        self.seconds = seconds
         self.x = torch.rand(128, 256)
         self.weight = torch.rand(256, 256)
         self.gain = torch.rand(256, requires_grad=True)
@@ -77,7 +79,7 @@ class Others:
 def _after(others: Others, run: Callable[[], Any], seconds: float = _SECONDS) -> Timing:
     """Return what ``run`` takes after other operators ran."""
     samples: list[float] = []
-    deadline = time.perf_counter() + seconds
+    deadline = time.perf_counter() + min(seconds, others.seconds)
     run()
     while len(samples) < _FEWEST or (len(samples) < _MOST and time.perf_counter() < deadline):
         others()

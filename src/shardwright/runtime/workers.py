@@ -32,7 +32,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 from shardwright.runtime.lifeline import die_with_pipe
 die_with_pipe()
-from shardwright.runtime.profile.workers import main
+from shardwright.runtime.workers import main
 main()
 """
 

@@ -1,0 +1,12 @@
+"""What the ranks of many tests do first, done once: imported by the process that they are forked from."""
+
+import sys
+
+from tests import zoo
+from tests.runtime.equivalence import captured_of
+
+_BEFORE = set(sys.modules)
+captured_of(zoo.mlp)
+# By capturing, besides what launched processes have imported already.
+IMPORTED = len(set(sys.modules) - _BEFORE)
+captured_of(zoo.gpt)
