@@ -1,5 +1,6 @@
 """``python -m shardwright``, and ``shardwright``."""
 
+import os
 import signal
 
 
@@ -10,9 +11,11 @@ def main() -> None:
     if answers:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from shardwright.cli import main as run
-    from shardwright.runtime.lifeline import die_with_agent
 
-    die_with_agent()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from shardwright.runtime.lifeline import die_with_agent
+
+        die_with_agent()
     if answers:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
