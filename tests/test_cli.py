@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -300,6 +301,17 @@ def test_a_wrong_file_of_runs_is_refused_with_its_place(tmp_path):
     done = shardwright("validate", "runs.csv", folder=tmp_path)
     assert done.returncode == 2
     assert "row 2, column layers: must be a whole number" in done.stderr
+
+
+def test_ctrl_c_while_the_command_line_is_imported_says_nothing(tmp_path: Path) -> None:
+    slow = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (tmp_path / "typer.py").write_text(slow)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, "-m", "shardwright"], check=False, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_ctrl_c_while_the_command_line_ends_says_nothing() -> None:

@@ -8,13 +8,26 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from shardwright.runtime.status import INTERRUPTION
+
 
 def linger(folder: str) -> None:
     """Say which process this rank is, and do nothing until it is ended."""
+    _say(folder)
+    time.sleep(1000)
+
+
+def heed(folder: str) -> None:
+    """Say which process this rank is, and end once it is asked to, as training does."""
+    _say(folder)
+    while not INTERRUPTION.requested:
+        time.sleep(0.01)
+
+
+def _say(folder: str) -> None:
     fresh = Path(folder, f"{dist.get_rank()}.new")
     fresh.write_text(str(os.getpid()))
     fresh.rename(Path(folder, str(dist.get_rank())))
-    time.sleep(1000)
 
 
 def own_rank(_: str) -> int:

@@ -152,6 +152,22 @@ def test_a_launcher_whose_terminal_closes_ends_its_ranks_and_leaves_nothing(shor
 
 
 @pytest.mark.ranks
+def test_ranks_are_told_of_an_interruption_that_their_launcher_alone_gets(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heeding = LAUNCHER.replace(".linger", ".heed")
+    monkeypatch.setattr("tests.runtime.test_termination.LAUNCHER", heeding)
+    launcher, ranks = start_launcher(short)
+    launcher.send_signal(signal.SIGINT)
+    try:
+        _, err = launcher.communicate(timeout=30)
+    finally:
+        launcher.kill()
+    assert (launcher.returncode, err) == (0, "")
+    assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
+
+
+@pytest.mark.ranks
 def test_ranks_ignore_a_closed_terminal_where_their_launcher_does_and_end_when_it_is_terminated(
     short: Path,
 ) -> None:

@@ -6,12 +6,16 @@ import json
 
 import pytest
 
+from shardwright.core.costs import CostTable
 from shardwright.errors import InputError
+from shardwright.files.planfile import Origin
+from shardwright.planner.search import search
 from shardwright.runtime.forecast import Forecast
 from shardwright.runtime.train import LoopEnd, Step
-from shardwright.verbs.request import Request
+from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import ForecastError
-from shardwright.verbs.training import _event, _outcome
+from shardwright.verbs.training import _event, _outcome, start
+from tests.planner.search.models import cluster, mlp
 
 pytestmark = pytest.mark.torch
 
@@ -33,3 +37,14 @@ def test_lateness_is_allowed_to_a_search_only() -> None:
         Request(staleness=3, seed_plan="stash")
     with pytest.raises(InputError, match="--allow-staleness"):
         Request(staleness=3, method="mcmc")
+
+
+def test_a_run_in_every_rank_of_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = mlp()
+    plan = search(graph, cluster(1, 2), CostTable(), seed_plan="megatron:2x1").best
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        InputError, match="torchrun has started 2 of this command; leave torchrun out"
+    ):
+        start(plan, Origin(), Job(model="net.py:build"), Watch())

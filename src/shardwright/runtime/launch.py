@@ -47,6 +47,7 @@ from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_stat
 from shardwright.runtime.stopped import Patience, end
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
+STOP_FILE = "stop"  # in the launcher's folder, once it was interrupted
 MARGIN = 1.25  # of a message's time: ranks that wait for who is stopped say so first
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
@@ -282,7 +283,7 @@ def _rank_main(
     torch.set_num_threads(1)
     keep_freed_memory()
     gc.freeze()  # what is inherited stays anyhow: collections need not visit it, nor copy its pages
-    INTERRUPTION.listen(termination=setting.stops)
+    INTERRUPTION.listen(termination=setting.stops, file=directory / STOP_FILE)
     backend = setting.backend
     try:
         if backend == "cuda":
@@ -365,11 +366,13 @@ def _watch(
         except (KeyboardInterrupt, Terminated) as asked:
             if wish is not None or bounds.ends_at_once(asked):
                 raise
-            # The ranks stop after this step, and save first where they do. Of Ctrl-C they got the
-            # signal too; a scheduler may have told nobody else.
+            # The ranks stop after this step, and save first where they do. Of a terminal's Ctrl-C they got
+            # the signal too, and a second one would end them; whoever else sent it may have told nobody else.
             wish, deadline = asked, time.monotonic() + STOPPING
             if isinstance(asked, Terminated):
                 _ask_to_stop(processes, asked.number)
+            else:
+                (directory / STOP_FILE).touch()
 
 
 def _ask_to_stop(processes: Sequence[BaseProcess], number: int) -> None:

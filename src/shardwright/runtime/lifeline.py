@@ -43,13 +43,11 @@ def die_with_launcher() -> None:
 
 
 def die_with_agent() -> None:
-    """Under torchrun: end this rank as soon as its parent, the agent, is gone, now where it is gone already.
+    """End this rank of torchrun as soon as its parent, the agent, is gone, now where it is gone already.
 
     To be called before anything that takes long: a rank whose agent is gone would wait in C++ for ranks
     and a store that never come.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
     parent = os.getppid()
 
     def wait() -> None:

@@ -64,14 +64,26 @@ def read_status(directory: Path, rank: int) -> Status | None:
 
 class Interruption:
     """Whether somebody asked to stop: the user, whose second Ctrl-C interrupts at once, or by
-    SIGTERM a scheduler, which may send it more than once, by SIGHUP a terminal that is closed."""
+    SIGTERM a scheduler, which may send it more than once, by SIGHUP a terminal that is closed; or the
+    launcher, by a file, since of an interruption that it alone got no rank knows."""
 
     def __init__(self) -> None:
-        self.requested = False
         self.number = 0  # of the first signal that asked
+        self._is_asked = False
+        self._file = ""
 
-    def listen(self, *, termination: bool = False) -> None:
-        """Take over SIGINT, and SIGTERM where that asks to stop (main thread only)."""
+    @property
+    def requested(self) -> bool:
+        """Whether to stop at the end of a step."""
+        return self._is_asked or (bool(self._file) and os.path.exists(self._file))
+
+    def ask(self, number: int = 0) -> None:
+        """Stop at the end of a step, for a signal or without one."""
+        self._is_asked, self.number = True, self.number or number
+
+    def listen(self, *, termination: bool = False, file: Path | None = None) -> None:
+        """Take over SIGINT, and SIGTERM where that asks to stop (main thread only), and look for a ``file``."""
+        self._file = str(file or "")
         signal.signal(signal.SIGINT, self._note)
         if termination:
             signal.signal(signal.SIGTERM, self._note_termination)
@@ -79,15 +91,12 @@ class Interruption:
                 signal.signal(signal.SIGHUP, self._note_termination)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self._is_asked:
             raise KeyboardInterrupt
-        self._ask(number)
+        self.ask(number)
 
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
-        self._ask(number)
-
-    def _ask(self, number: int) -> None:
-        self.requested, self.number = True, self.number or number
+        self.ask(number)
 
 
 INTERRUPTION = Interruption()

@@ -129,7 +129,7 @@ def train(
         known = executor.forecast
         seconds = time.perf_counter() - before - step.input_seconds
         if step.left is not None and tell(_told(step, step.left, loss, seconds, news)):
-            INTERRUPTION.requested = True  # all ranks agree on it in the next step
+            INTERRUPTION.ask()  # all ranks agree on it in the next step
         if _is_due(executor, options, step):
             extra: dict[str, Any] = {"step": step.number}
             extra |= {} if step.left is None else {"loss": loss}

@@ -63,6 +63,7 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
     from shardwright.runtime.scratch import scratch
 
     devices = plan.strategy.devices
+    _check_alone()
     if len(devices) > num_local_devices():
         raise InputError(
             f"the plan needs {len(devices)} devices, but this machine has {num_local_devices()}; "
@@ -85,6 +86,15 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
                 backend=local_backend(), stops=bool(job.checkpoint_dir),
             )  # fmt: skip
         return _outcome(ends, read_events(folder / "events"))
+
+
+def _check_alone() -> None:
+    """Refuse to start ranks in every rank of torchrun."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and (size := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise InputError(
+            f"a run starts the ranks of this machine itself, but torchrun has started {size} of this command; "
+            "leave torchrun out, or let it start a script that calls shardwright.build"
+        )
 
 
 def _check_clip(strategy: Strategy, asked: float | None) -> None:
