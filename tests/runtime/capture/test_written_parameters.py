@@ -43,33 +43,35 @@ def example(make: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, Tensor]
 class Teacher(nn.Module):
     """Follows a layer slowly, with parameters that nothing trains, unless ``asks``."""
 
-    def __init__(self, *, looks: bool, by_data: bool, asks: bool = False) -> None:
+    def __init__(self, *, looks: bool, by: str, asks: bool = False) -> None:
         super().__init__()
         self.student, self.teacher = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.teacher.requires_grad_(asks)
         nn.init.zeros_(self.student.bias)  # what the first step writes is what stands there
         nn.init.zeros_(self.teacher.bias)
-        self.looks, self.by_data = looks, by_data
+        self.looks, self.by = looks, by
 
     def forward(self, x: Tensor) -> Tensor:
         if self.looks and x.mean().item() < -100:
             return x
         with torch.no_grad():
             for new, old in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
-                if self.by_data:
+                if self.by == "data":
                     old.data = old.data * 0.9 + new.data * 0.1
+                elif self.by == "list":
+                    torch._foreach_lerp_([old], [new], 0.1)  # type: ignore[arg-type]
                 else:
                     old.lerp_(new, 0.1)
         return self.student(x) - self.teacher(x)
 
 
-@pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("by_data", [False, True])
-def test_a_frozen_teacher_that_forward_writes_trains_as_it_is_written(
-    looks: bool, by_data: bool
-) -> None:
+WAYS = [(False, "lerp"), (False, "data"), (True, "lerp"), (True, "data"), (True, "list")]
+
+
+@pytest.mark.parametrize(("looks", "by"), WAYS)
+def test_a_frozen_teacher_that_forward_writes_trains_as_it_is_written(looks: bool, by: str) -> None:
     def make() -> nn.Module:
-        return Teacher(looks=looks, by_data=by_data)
+        return Teacher(looks=looks, by=by)
 
     module, batch = example(make)
     captured = capture(module, batch)
@@ -84,14 +86,13 @@ def test_a_frozen_teacher_that_forward_writes_trains_as_it_is_written(
         assert_close(runs[0], plain, seed.label)
 
 
-@pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("by_data", [False, True])
-def test_trained_parameters_that_forward_writes_are_refused(looks: bool, by_data: bool) -> None:
+@pytest.mark.parametrize(("looks", "by"), WAYS)
+def test_trained_parameters_that_forward_writes_are_refused(looks: bool, by: str) -> None:
     """What was written was lost, without a word."""
-    line = Teacher.forward.__code__.co_firstlineno + (6 if by_data else 8)
+    line = Teacher.forward.__code__.co_firstlineno + {"data": 6, "list": 8, "lerp": 10}[by]
     says = rf"body\.teacher\.weight.*requires_grad_.*\(at test_written_parameters\.py:{line}\)"
     with pytest.raises(CaptureError, match=says):
-        capture(*example(lambda: Teacher(looks=looks, by_data=by_data, asks=True)))
+        capture(*example(lambda: Teacher(looks=looks, by=by, asks=True)))
 
 
 class Renewed(nn.Module):

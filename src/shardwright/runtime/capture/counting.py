@@ -38,12 +38,13 @@ def written_by(func: Any, args: Any, named: Any) -> list[Tensor]:
 
 
 class Flops(TorchDispatchMode):
-    """Counts the flops of products as they run, and says where elements are picked by values and
-    which dtypes results have."""
+    """Counts the flops of products as they run, and says where elements are picked by values, which
+    dtypes results have, and which memories are ``written``."""
 
     def __init__(self, picks: Callable[[], None], makes: Callable[[torch.dtype], None]) -> None:
         super().__init__()
         self.total = 0.0
+        self.written: dict[int, torch.UntypedStorage] = {}
         self.picks, self.makes = picks, makes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,6 +54,9 @@ class Flops(TorchDispatchMode):
             self.picks()
         if isinstance(result, Tensor):
             self.makes(result.dtype)
+        if func._schema.is_mutable:
+            memories = (tensor.untyped_storage() for tensor in written_by(func, args, given))
+            self.written |= {one._cdata: one for one in memories}
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
             self.total += count(*args, **given, out_val=result)

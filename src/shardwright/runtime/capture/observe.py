@@ -8,7 +8,7 @@ from one call to the next.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +132,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     first = watch.run(batch)
     changed, written = changes(before, fingerprint(twin)), frozenset[str]()
     if not changed:
-        written = written_parameters(twin, state, batch)
+        written = written_parameters(twin, state, watch.written, batch)
     reasons = list(watch.reasons)
     if changed:
         put_back(twin, state.values)
@@ -140,7 +140,8 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         again = _Watch(twin, changed)
         warm = fingerprint(twin)
         second = again.run(batch)
-        written = written_parameters(twin, state, batch)  # the first call may have filled them
+        # The first call may have filled them.
+        written = written_parameters(twin, state, again.written, batch)
         moving = changes(warm, fingerprint(twin))
         same = _same(first, second)
         if same is None:  # without values, unless both calls did the same things
@@ -353,6 +354,11 @@ class _Watch:
             if not bool(self._states.setdefault((path, name), state) == state):
                 self._states[path, name] = state
                 self._touch((path, name))
+
+    @property
+    def written(self) -> Container[int]:
+        """The memories that operators have written."""
+        return self._counted.written
 
     def _make(self, dtype: torch.dtype) -> None:
         if self._frames:

@@ -3,7 +3,7 @@ the line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,38 +33,35 @@ def put_back(twin: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Parameters and buffers of a module: their values, their memory, and how often that was written in place."""
+    """Parameters and buffers of a module: their values and their memory."""
 
     values: Mapping[str, Tensor]
-    memory: Mapping[str, tuple[int, torch.UntypedStorage]]
+    memory: Mapping[str, torch.UntypedStorage]
 
     @classmethod
     def of(cls, module: nn.Module) -> Snapshot:
         """Take one."""
         held = tensors_in(module)
         values = {name: tensor.detach().clone() for name, tensor in held}
-        return cls(values, {name: _memory(tensor) for name, tensor in held})
+        return cls(values, {name: tensor.untyped_storage() for name, tensor in held})
 
-    def differs(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor was written since, also with what stood there (a bias of zeros that follows one)."""
-        (before, old), (now, new) = self.memory[name], _memory(tensor)
-        is_written = (before, old._cdata) != (now, new._cdata)
+    def differs(self, name: str, tensor: Tensor, written: Container[int]) -> bool:
+        """Whether a tensor was written since, also with what stood there (a bias of zeros that follows one).
+        ``written`` are the memories that operators have written."""
+        now = tensor.untyped_storage()._cdata
+        is_written = now in written or now != self.memory[name]._cdata
         return is_written or not _same_values(self.values[name], tensor.detach())
 
 
-def _memory(tensor: Tensor) -> tuple[int, torch.UntypedStorage]:
-    return 0 if tensor.is_inference() else tensor._version, tensor.untyped_storage()
-
-
 def written_parameters(
-    twin: nn.Module, before: Snapshot, batch: Mapping[str, Any]
+    twin: nn.Module, before: Snapshot, written: Container[int], batch: Mapping[str, Any]
 ) -> frozenset[str]:
     """Return the frozen parameters that a run on the batch has written; complain, where a model writes it,
     of one that is trained."""
     found: set[str] = set()
     for name, parameter in twin.named_parameters():
         is_known = name in before.values and not isinstance(parameter, FakeTensor)
-        if is_known and before.differs(name, parameter):
+        if is_known and before.differs(name, parameter, written):
             if not parameter.requires_grad:
                 found.add(name)
                 continue
