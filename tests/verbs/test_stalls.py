@@ -4,13 +4,17 @@ import json
 
 import pytest
 
+from shardwright.files.clusterfile import read_cluster
+from shardwright.verbs.request import Watch
+from shardwright.verbs.stalls import with_loader
 from tests.command import shardwright
+from tests.kernels import ROOT
 
 pytestmark = pytest.mark.torch
 DATA = """
 import time
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 class Numbers:
     def __init__(self, bad=-1):
@@ -24,7 +28,13 @@ class Numbers:
             raise ValueError(f"sample {index} is bad")
         return torch.zeros(3)
 
+class Handed(Numbers):
+    def __getitem__(self, index):
+        time.sleep(0.01 if get_worker_info() else 0)
+        return torch.zeros(3)
+
 loader = DataLoader(Numbers(), batch_size=2)
+handed = DataLoader(Handed(), batch_size=2, num_workers=1)
 bad = DataLoader(Numbers(9), batch_size=2)
 bad_ahead = DataLoader(Numbers(9), batch_size=2, num_workers=1)
 anew = DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
@@ -60,13 +70,21 @@ def test_workers_that_start_anew_find_the_users_file(tmp_path):
     assert json.loads(done.stdout)["workers"] == 1
 
 
+def test_what_workers_take_to_hand_over_is_part_of_what_a_plan_is_made_for(tmp_path):
+    """Samples that take 10 ms of a worker, and nothing where one process draws them."""
+    (tmp_path / "data.py").write_text(DATA)
+    one = read_cluster((ROOT / "examples/two_cores.toml").read_text())
+    found = with_loader(one, f"{tmp_path}/data.py:handed", 2, Watch())
+    assert 0 < found.rank_input_rate <= 1 / 0.010
+
+
 @pytest.mark.parametrize(
     ("loader", "step", "says"),
     [
         ("bad", "step", "raised ValueError: sample 9 is bad (at data.py:15)"),
         ("bad_ahead", "step", "raised ValueError: sample 9 is bad (at data.py:15)"),
-        ("crashes", "step", "raised RuntimeError: no such bucket (at data.py:25)"),
-        ("loader", "wrong", "raised KeyError: 'labels' (at data.py:31)"),
+        ("crashes", "step", "raised RuntimeError: no such bucket (at data.py:31)"),
+        ("loader", "wrong", "raised KeyError: 'labels' (at data.py:37)"),
         ("few", "step", "gives 3 batches"),
         ("nothing", "step", "has no function 'nothing'"),
         ("loader", "few", "is list; name a function of one batch"),

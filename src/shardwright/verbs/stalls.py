@@ -114,7 +114,8 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
     """Return a cluster whose ranks are given samples as fast as this loader gives them here, read as in training;
     itself where none is named. ``batch``: samples of a step, where the loader has no batches of its own.
 
-    A rank's rate is that of the loader as it is; that of a host, of its preparation on all of this machine's cores.
+    A rank's rate is that of the loader as it is, its workers' handing over included; that of a host, of its preparation on
+    all of this machine's cores.
     """
     if not loader:
         return cluster
@@ -126,7 +127,7 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
         given = as_read(loader_of(load_object(loader, "loader")), batch)
         found = analyse(given, lambda batch: None, seconds=LOADER_SECONDS, watch=watch)
     rates, cores = found.rates, max(1, found.cores)
-    rank = rates.load(0.0)
+    rank = min(rates.load(0.0), found.speed)  # a step of nothing is the loader alone
     host = rates.prepare * cores / min(max(1, found.workers), cores)
     notes = (
         f"a rank's loader gives {rank:.4g} samples/s ({loader}, {found.workers} workers, measured here: preparing "

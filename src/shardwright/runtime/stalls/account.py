@@ -27,9 +27,9 @@ class Account:
 def accounting() -> Iterator[Account]:
     """Measure what is done inside, by this process and those that it started."""
     account = Account()
-    wall, work, delay = time.perf_counter(), _work(), delay()
+    wall, work, waited = time.perf_counter(), _work(), delay()
     yield account
-    account.own = time.perf_counter() - wall - (delay() - delay)
+    account.own = time.perf_counter() - wall - (delay() - waited)
     account.work = _work() - work
 
 

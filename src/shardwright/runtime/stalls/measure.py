@@ -198,13 +198,14 @@ class Analysis:
         if self.files and times.blocked <= MATERIAL * times.cached_alone:
             own = PHASE
         else:
-            own = REPLAY if self.source.workers and self.noted and self.noted.spent else RATES
+            can = self.source.workers and self.noted is not None and self.noted.spent
+            own = REPLAY if can else RATES
         how = max(gathered(own), key=KNOWN_BY.index)  # what ranks do together they do alike
         if how == PHASE:
             for _ in islice(self.source.some(), self.count):
                 pass
             times.cached = self._with_step(self.source.some())
-        elif how == REPLAY and self.noted:
+        elif how == REPLAY and self.noted is not None:
             given = self.source.replayed(self.noted, self.count, self.keeps_lock)
             times.cached = self._with_step(given)
         return how
@@ -271,6 +272,12 @@ class Analysis:
         everybody = gathered((rates.compute, rates.prepare, rates.storage))
         compute, prepare, storage = (min(each) for each in zip(*everybody, strict=True))
         size = sum(_size(path) for path in self.files)
+        error = 0.0 if self.noted is None else _error(self.noted.spent)
+        if error > MATERIAL:
+            self.notes.append(
+                f"batches take unlike times to prepare, so that P is known within {error:.0%} only; more of them "
+                "(--batches) tell more"
+            )
         if self.files and self.evicted < 0.9:
             self.notes.append(
                 f"only {self.evicted:.0%} of the pages could be put out of memory (dirty, mapped by others, or not "
@@ -311,6 +318,13 @@ class Analysis:
         if not files or not drawn or files < drawn:  # several samples a file: those seen may be all
             return seen
         return round(seen / files * self.source.dataset_samples)
+
+
+def _error(spent: list[float]) -> float:
+    """Return the standard error of a mean, as a share of it."""
+    if len(spent) < LEAST_BATCHES or not (mean := statistics.mean(spent)):
+        return 0.0
+    return statistics.stdev(spent) / mean / math.sqrt(len(spent))
 
 
 def _overlaps(times: _Phases) -> bool:

@@ -65,9 +65,6 @@ class Recorded(_Notes):
         super().__init__()
         self.dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitem__(self, index: Any) -> Any:
         begin = time.process_time()
         sample = self.dataset[index]
