@@ -14,7 +14,7 @@ from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.assemble import Entry, dtype_name
 from shardwright.runtime.capture.copying import Home, held_by, home_of
-from shardwright.runtime.capture.places import held_at, traced_line
+from shardwright.runtime.capture.places import held_at
 from shardwright.runtime.capture.prepare import LossOnly, tied_names
 from shardwright.runtime.capture.record import Recorder, Unsupported
 from shardwright.runtime.capture.variables import Variable
@@ -46,7 +46,7 @@ class Entries:
         if kind in ("PARAMETER", "BUFFER"):
             return self.owned(path)
         if kind == "CONSTANT_TENSOR":
-            return self._constant(path, program, spec)
+            return self._constant(path, program.constants[spec.target])
         raise Unsupported(f"an entry of kind {kind}")
 
     def input(self, name: str) -> Variable:
@@ -68,19 +68,16 @@ class Entries:
     def _of_module(self) -> dict[Home, str]:
         return held_by(self.module)
 
-    def _constant(self, path: str, program: Any, spec: Any) -> Variable:
+    def _constant(self, path: str, lifted: Tensor) -> Variable:
         """Return the variable of what a trace found nowhere else: a parameter that a function of the model holds,
         or a constant. Complain of one that is still the module's own, which a graph would freeze."""
-        lifted = program.constants[spec.target]
         home = home_of(lifted)
         if home in self._of_twin:
             return self.owned(self._of_twin[home])
         if home in self._of_module:
             raise CaptureError(
                 f"forward must take its parameters from the module it is given, but {self._of_module[home]!r} "
-                "comes from a function or a global that holds the model itself; take it from self, or pass it "
-                "on",
-                place=traced_line(program.graph, spec.arg.name),
+                "comes from a function or a global that holds the model itself; take it from self, or pass it on"
             )
         original = _attribute(self.module, path)
         tensor = original if isinstance(original, Tensor) else lifted

@@ -63,17 +63,6 @@ def _is_model(path: Path) -> bool:
     return path.is_file() and not any(path.is_relative_to(folder) for folder in _NOT_MODEL)
 
 
-def traced_line(graph: torch.fx.Graph, name: str) -> str:
-    """Return file and line of the model that a traced graph first reads an input at, "" where it says none."""
-    readers = next((node.users for node in graph.nodes if node.name == name), {})
-    for reader in readers:
-        said = re.findall(r'File "(.+)", line (\d+)', reader.meta.get("stack_trace") or "")
-        for path, line in reversed(said):
-            if _is_model(Path(path)):
-                return f"{Path(path).name}:{line}"
-    return ""
-
-
 def defined_at(made: Any) -> str:
     """Return file and line where a function or class of the model's begins, "" where it has none."""
     while isinstance(made, functools.partial):
