@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from shardwright.core.program import Kind
+from shardwright.core.schedules import NamedSchedule
 from shardwright.core.strategy import Pipeline
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.executor import Executor
+from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.local_world import LocalWorld, run_locally
+from shardwright.runtime.transfers import Receive
 from tests import zoo
 from tests.runtime.equivalence import Factory, assert_close, captured_of, train_each, train_plain
 from tests.runtime.rehearsed import train_rehearsed
@@ -68,6 +72,34 @@ def test_an_order_of_ones_own_trains_with_backwards_backwards() -> None:
         assert_close(run, train_plain(zoo.mlp, SGD), "own order", EXACT)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_what_comes_next_is_asked_for_before_what_has_come_is_used(
+    schedule: NamedSchedule,
+) -> None:
+    module, batch = zoo.mlp(batch=12, depth=5)
+    captured = capture(module, batch)
+    seed = Seed(stages=3, num_microbatches=4, schedule=schedule)
+    program = lower(captured.graph, seed_strategy(captured.graph, seed))
+
+    def hides(world: LocalWorld) -> list[bool]:
+        executor = Executor(
+            captured, program, copy.deepcopy(module), optimizer=SGD, options=RunOptions(world=world)
+        )
+        found, asked, computed = list[bool](), dict[int, int](), 0
+        for index, action in executor._training.actions:
+            exchange = executor._training.exchanges.get(index)
+            if isinstance(exchange, Receive) and action == exchange.issue:
+                asked[index] = computed
+            elif isinstance(exchange, Receive) and program.microbatch[index] > 0:
+                found.append(asked[index] < computed)
+            computed += program.kind[index] in (Kind.FORWARD, Kind.BACKWARD)
+        return found
+
+    ranks, _ = run_locally(hides, 3)
+    assert all(all(found) and len(found) >= 3 for found in ranks)
+
+
 @pytest.mark.ranks
 def test_ranks_train_by_schedules_as_one_process_does() -> None:
     seeds = [
@@ -96,7 +128,8 @@ def peaks(seeds: list[Seed]) -> list[tuple[float, float]]:
         measured = executor.profile_step(batch).peak_bytes[executor.stage]
         held = [master.parameter for master in executor.machine.parameters.masters]
         states = sum(p.numel() * p.element_size() for p in held) * program.strategy.optimizer_states
-        predicted = simulate(program, np.ones(program.num_instructions)).peak_bytes
+        seconds = np.ones(program.num_instructions)
+        predicted = simulate(program, seconds, scatter_copies=1.0).peak_bytes  # as on CPUs
         found.append((measured, predicted[executor.stage] - states))
         executor.close()
     return found

@@ -1,4 +1,4 @@
-"""When a device waits for what it has sent off: where buffers of messages are given back.
+"""When a device waits for what it has sent off, and asks for what comes: where buffers of messages are given back, and taken.
 
 The order is the host's, which is index order, not the clock's: a buffer lives from the instruction
 that issues its message to the one that completes it, however fast the wire was. The runtime
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Program
+from shardwright.core.schedules import SCHEDULES
 
 # Gradient reduce-scatters under way on hosts' own cores, in bytes of a mesh's largest.
 UNDER_WAY = 2
@@ -50,6 +51,33 @@ def first_needs(program: Program) -> NDArray[np.int64]:
     mine = program.group[awaited] == program.group[waiting]
     needs[awaited[mine]] = waiting[mine]
     return needs
+
+
+def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (instructions, receives that a rank on a CPU asks for just before them).
+
+    A transfer begins when both ends have asked for it, so what is asked for where it is used hides behind nothing.
+    Where the order posts no receives, what a message brings for a microbatch is therefore asked for before the
+    instruction that needs what it brought for the one before. (On GPUs a receive that is asked for is a kernel that runs until
+    then.) Not what stays on its device: that is there once it has been sent.
+    """
+    nothing = np.zeros(0, dtype=np.int64)
+    if len(program.meshes) == 1 or SCHEDULES[program.strategy.pipeline.schedule].posts:
+        return nothing, nothing
+    found = np.flatnonzero((program.kind == Kind.RECEIVE) & (program.microbatch >= 0))
+    devices = [set(mesh.devices) for mesh in program.meshes]
+    crosses = [
+        one.destination >= 0
+        and devices[one.mesh].isdisjoint(devices[one.destination])
+        and all(program.values[value].role in ("activation", "gradient") for value in one.results)
+        for one in program.messages
+    ]
+    found = found[np.array(crosses, dtype=np.bool_)[program.item[found]]] if crosses else nothing
+    found = found[np.argsort(program.item[found], kind="stable")]
+    before, coming = found[:-1], found[1:]
+    places = first_needs(program)[before]
+    chosen = (program.item[before] == program.item[coming]) & (places < coming)
+    return places[chosen], coming[chosen]
 
 
 def scatter_turns(

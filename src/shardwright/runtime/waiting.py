@@ -1,11 +1,11 @@
-"""Where in a rank's list of actions the messages under way are completed."""
+"""Where in a rank's list of actions the messages under way are completed, and received ones asked for."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
 
-from shardwright.core.completion import completions, scatter_turns
+from shardwright.core.completion import asked_ahead, completions, scatter_turns
 from shardwright.core.program import Kind, Program
 from shardwright.runtime.messages import Exchange
 
@@ -26,6 +26,13 @@ class Waiting:
         self._under_way: dict[int, None] = {}
         self._writer: dict[int, int] = {}
         self._due = due(program, indices, on_host=on_host) if sends else {}
+        # What is asked for ahead, by the instruction before which, and then by the place of an action.
+        self._asked: dict[int, list[int]] = {}
+        self._ahead: dict[int, list[int]] = {}
+        if sends and on_host:
+            places, receives = asked_ahead(program)
+            for place, coming in zip(places.tolist(), receives.tolist(), strict=True):
+                self._asked.setdefault(place, []).append(coming)
 
     def issue(self, index: int, exchange: Exchange, slots: Iterable[int]) -> None:
         """Start a message which writes slots."""
@@ -38,6 +45,8 @@ class Waiting:
         """Complete what is due before an instruction although nothing there needs it."""
         for other in self._due.get(index, ()):
             self._complete(other)
+        if index in self._asked:
+            self._ahead.setdefault(len(self.actions), []).extend(self._asked[index])
 
     def need(self, slot: int) -> None:
         """Complete the message under way that writes a slot, if there is one."""
@@ -46,9 +55,17 @@ class Waiting:
             self._complete(index)
 
     def finish(self) -> None:
-        """Complete all that is left."""
+        """Complete all that is left, and ask ahead."""
         for index in tuple(self._under_way):
             self._complete(index)
+        early = {one for asked in self._ahead.values() for one in asked if one in self.exchanges}
+        found: list[tuple[int, Action]] = []
+        for place, (index, action) in enumerate(self.actions):
+            asked = self._ahead.get(place, ())
+            found += [(one, self.exchanges[one].issue) for one in asked if one in early]
+            if index not in early or action != self.exchanges[index].issue:
+                found.append((index, action))
+        self.actions[:] = found
 
     def _complete(self, index: int) -> None:
         if index in self._under_way:

@@ -28,7 +28,6 @@ from shardwright.planner.cost.burden import (
 )
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
-from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
 from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost
@@ -121,7 +120,6 @@ class InstructionCosts:
         self.overheads = self.table.overhead_map
         self.sort_of: dict[int, int] = {}
         self.sizes: dict[tuple[object, ...], int] = {}
-        self.wires: dict[tuple[object, ...], Cost] = {}
         self.trained = tuple(
             (position, tensor)
             for position, tensor in enumerate(graph.parameters)
@@ -154,14 +152,8 @@ class InstructionCosts:
         self.known.clear()
         self.items.clear()
         self.reads.clear()
-        self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
         self.rates: list[list[Rates]] = []
-        self.wires.clear()
-        kinds = np.array([device.kind for device in self.cluster.devices])
-        for mesh in meshes:
-            first = np.unique(kinds[list(mesh.devices)], return_index=True)[1]
-            devices = [mesh.devices[place] for place in sorted(int(place) for place in first)]
-            self.rates.append([self.shards.rates(device, precision) for device in devices])
+        self.rates += [self.shards.rates_of(mesh, precision) for mesh in meshes]
 
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which of ``rows`` price every segment's forward and backward."""
@@ -331,10 +323,10 @@ class InstructionCosts:
         """Return the slowest group's time; merged items are also copied in and out."""
         message = self.program.messages[item]
         if message.destination >= 0:
-            wire = transfer_cost(self.program, item, self.cluster, self.table, self.wires)
+            wire = transfer_cost(self.program, item, self.cluster, self.table, self.shards.wires)
             return total([wire, self.received()])
         mesh = self.program.meshes[message.mesh]
-        groups = self._groups(message.mesh, mesh, message.axes)
+        groups = self.shards.groups(mesh, message.axes)
         costs = [self._within(message, devices, concurrent) for devices, concurrent in groups]
         slowest = max(costs, key=lambda cost: cost.seconds)
         if item in self.beside and self._is_in_host(groups):
@@ -376,33 +368,26 @@ class InstructionCosts:
         ends = (message.mesh, message.destination)
         groups = [tuple(meshes[mesh].devices[0] for mesh in ends)]
         if message.destination < 0:
-            found = self._groups(message.mesh, meshes[message.mesh], message.axes)
+            found = self.shards.groups(meshes[message.mesh], message.axes)
             groups = [group for group, _ in found]
         return largest_burden(message, groups, (self.cluster, self.table), copied)
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
         """Price a message in one group of devices; many are alike."""
         if message.pairs:
-            return pairs_cost(self.program, message, self.cluster, self.table, self.wires)
+            return pairs_cost(self.program, message, self.cluster, self.table, self.shards.wires)
         size = halo_bytes(self.program, message)
         count = self.rates[message.mesh][0].software.num_messages(message)
         key = (message.primitive, message.bytes, size, devices, concurrent, count)
-        if key not in self.wires:
+        wires = self.shards.wires
+        if key not in wires:
             args = (devices, self.cluster, self.table, concurrent)
             if size:
-                self.wires[key] = halo_seconds(message.bytes, size, *args)
+                wires[key] = halo_seconds(message.bytes, size, *args)
             else:
                 each = collective_seconds(message.primitive, message.bytes / count, *args)
-                self.wires[key] = total([each] * count) if count > 1 else each
-        return self.wires[key]
-
-    def _groups(
-        self, index: int, mesh: Mesh, axes: tuple[int, ...]
-    ) -> list[tuple[tuple[int, ...], int]]:
-        """Return one group of each shape over hosts, with how many groups share its uplinks."""
-        if (index, axes) not in self.routes:
-            self.routes[index, axes] = peer_groups(self.cluster, mesh, axes)
-        return self.routes[index, axes]
+                wires[key] = total([each] * count) if count > 1 else each
+        return wires[key]
 
     def update(self, mesh: int, masters: Sequence[int] | None = None) -> Cost:
         """Price the update of this mesh's optimizer shards, or of some of them."""

@@ -5,11 +5,19 @@ from __future__ import annotations
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.compute import Rates, Shapes, operator_cost
+from shardwright.planner.cost.groups import peer_groups
+
+Groups = list[tuple[tuple[int, ...], int]]
 
 
 class ShardPrices:
-    """Remembers ``operator_cost`` by what decides it; graphs of one search may share it."""
+    """Remembers ``operator_cost`` by what decides it, and what meshes have in common with equal ones, however many
+    devices they have; graphs of one search may share it.
+
+    ``wires`` are costs of messages by what decides them.
+    """
 
     def __init__(self, cluster: Cluster, table: CostTable) -> None:
         self.cluster = cluster
@@ -17,6 +25,9 @@ class ShardPrices:
         self._rates: dict[tuple[int, str], Rates] = {}
         self._sorts: dict[object, int] = {}
         self._costs: dict[tuple[object, ...], Cost] = {}
+        self._of_mesh: dict[tuple[Mesh, str], list[Rates]] = {}
+        self._groups: dict[tuple[Mesh, tuple[int, ...]], Groups] = {}
+        self.wires: dict[tuple[object, ...], Cost] = {}
 
     def rates(self, device: int, precision: str) -> Rates:
         """Return what durations on a device are read from, the same for all of its kind."""
@@ -26,6 +37,23 @@ class ShardPrices:
                 cluster=self.cluster, table=self.table, device=device, precision=precision
             )
         return self._rates[key]
+
+    def rates_of(self, mesh: Mesh, precision: str) -> list[Rates]:
+        """Return the rates of one device of each kind in a mesh, the first: a group waits for its slowest."""
+        key = (mesh, precision)
+        if key not in self._of_mesh:
+            first: dict[str, int] = {}
+            for device in mesh.devices:
+                first.setdefault(self.cluster.devices[device].kind, device)
+            self._of_mesh[key] = [self.rates(device, precision) for device in first.values()]
+        return self._of_mesh[key]
+
+    def groups(self, mesh: Mesh, axes: tuple[int, ...]) -> Groups:
+        """Return one group of each shape over hosts, with how many groups share its uplinks."""
+        key = (mesh, axes)
+        if key not in self._groups:
+            self._groups[key] = peer_groups(self.cluster, mesh, axes)
+        return self._groups[key]
 
     def sort(self, graph: OperatorGraph, index: int) -> int:
         """Number operators by all that decides their cost besides local shapes."""

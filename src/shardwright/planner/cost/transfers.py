@@ -26,14 +26,14 @@ def transfer_cost(
     """Price the slowest pair; pairs that leave one host, or come to one, share its link, others their
     devices' ports. So what many push to one server comes in as fast as its link lets it.
 
-    ``known`` are prices of what travelled between the same meshes before; this one is added.
+    ``known`` are prices of what travelled between equal meshes before (chunks share theirs); this one is added.
     """
-    message, values = program.messages[item], program.values
+    message, values, meshes = program.messages[item], program.values, program.meshes
     sent = tuple(
         [(one.shape, one.layout, one.dtype) for one in map(values.__getitem__, message.sources)]
     )
     arrives = tuple([values[result].layout for result in message.results])
-    key = (message.mesh, message.destination, sent, arrives)
+    key = (meshes[message.mesh], meshes[message.destination], sent, arrives)
     if key not in known:
         known[key] = _slowest(_moved(program, item), cluster, table)
     return known[key]
@@ -47,9 +47,9 @@ def pairs_cost(
     known: dict[tuple[object, ...], Cost],
 ) -> Cost:
     """Price what goes from places along the axes of a mesh to others; ``known`` as above."""
-    key = (message.mesh, message.axes, message.pairs, message.bytes)
+    route = (program.meshes[message.mesh], message.axes, message.pairs)
+    key = (*route, message.bytes)
     if key not in known:
-        route = (program.meshes[message.mesh], message.axes, message.pairs)
         known[key] = paired_seconds(*route, message.bytes, (cluster, table))
     return known[key]
 
@@ -109,22 +109,19 @@ def moved_bytes(
 ) -> dict[tuple[int, int], int]:
     """Return the bytes that go from one device to another where values on one mesh become others on another; what
     stays on its device is no traffic."""
-    moved: dict[tuple[int, int], int] = {}
+    whole, moved = 0, dict[tuple[int, int], int]()
     for source, result in ends:
         if here.sizes == there.sizes and source.layout == result.layout:
-            # Every device sends its shard to the one at its place.
-            places = zip(here.devices, there.devices, strict=True)
-            pieces = dict.fromkeys(places, source.bytes).items()
-        else:
-            width = DTYPE_BYTES[source.dtype]
-            ends_of = (source.shape, source.layout, here), (result.shape, result.layout, there)
-            pieces = [
-                ((sender, receiver), count * width)
-                for sender, receiver, count in elements_between(*ends_of)
-            ]
-        for pair, size in pieces:
-            if pair[0] != pair[1]:
-                moved[pair] = moved.get(pair, 0) + size
+            whole += source.bytes  # every device sends its shard to the one at its place
+            continue
+        width = DTYPE_BYTES[source.dtype]
+        ends_of = (source.shape, source.layout, here), (result.shape, result.layout, there)
+        for sender, receiver, count in elements_between(*ends_of):
+            if sender != receiver:
+                moved[sender, receiver] = moved.get((sender, receiver), 0) + count * width
+    for pair in zip(here.devices, there.devices, strict=True) if whole else ():
+        if pair[0] != pair[1]:
+            moved[pair] = moved.get(pair, 0) + whole
     return moved
 
 

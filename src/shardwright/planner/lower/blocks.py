@@ -63,10 +63,13 @@ class Blocks:
         pending: dict[int, int],
         shared: frozenset[int],
     ) -> None:
-        self.builder, self.blocks, self.stages, self.pending = builder, blocks, stages, pending
+        self.builder, self.blocks, self.stages = builder, blocks, stages
         strategy = builder.strategy
         self.buckets = strategy.gradient_sync.buckets
         self.wide = shared.union(*self.buckets) if self.buckets else shared
+        self.order = dict(zip(pending, range(len(pending)), strict=True))
+        # By stage: blocks that do something there, and pending gradients of several blocks.
+        self.on, self.spread = _by_stage(blocks, len(stages)), self._spread(pending)
         # What is made again may reach into other blocks; then nothing of one is remembered.
         self.reaches = builder.makes_again and (bool(strategy.reshard_again) or len(stages) > 1)
         self.again = [None] * len(blocks) if self.reaches else _again(builder, blocks)
@@ -85,15 +88,19 @@ class Blocks:
             builder.views.update(closed.views)
             self.closed.append(closed)
 
-    def on(self, stage: int) -> list[int]:
-        """Return the blocks that do something on a stage."""
-        return [n for n, block in enumerate(self.blocks) if any(block.entries[stage])]
+    def _spread(self, pending: dict[int, int]) -> list[list[Pair]]:
+        found = [list[Pair]() for _ in self.stages]
+        for source, target in pending.items() if self.wide else ():
+            entry = self.builder.values[source]
+            if entry.tensor in self.wide:
+                found[entry.mesh].append((source, target))
+        return found
 
     def backward(self, stage: int) -> None:
         """Derive a stage's backward and synchronise its gradients."""
         builder, every = self.builder, self.stages[stage].forward
         whole = Remake(builder, every) if self.reaches else None
-        stop, present = len(every), self.on(stage)
+        stop, present = len(every), self.on[stage]
         for number in reversed(present):
             own, again = self.blocks[number].entries[stage][1], self.again[number]
             entries, places, remake = own, range(len(own)), whole
@@ -126,7 +133,6 @@ class Blocks:
         links = reduce(Links.and_those, [self.closed[n].links[stage] for n in present], Links())
         wide = self._wide_groups(stage, present)
         groups: list[tuple[int, int, Group]] = []  # by the order in which their gradients were met
-        order: dict[int, int] = {}
         keys: dict[int, object] = {}
         for number in present:
             own = tuple(wide.get(number, ()))
@@ -134,10 +140,9 @@ class Blocks:
             if key in closed.shares:
                 self.found[number, stage] = closed.shares[key]
                 continue
-            order = order or {source: turn for turn, source in enumerate(self.pending)}
             keys[number] = key
             mine = [*own, *self._narrow_groups(stage, number)]
-            groups += [(order[group[0][0]], number, group) for group in mine]
+            groups += [(self.order[group[0][0]], number, group) for group in mine]
         made: dict[int, list[tuple[Group, list[Step]]]] = {number: [] for number in keys}
         for _, number, group in sorted(groups):
             made[number].append((group, synchronised(builder, group)))
@@ -152,12 +157,13 @@ class Blocks:
 
         Backward ends with the first block, so that is the first to write one of them.
         """
-        if not self.wide:
+        if not self.spread[stage]:
             return {}
         bucket_of = {t: number for number, bucket in enumerate(self.buckets) for t in bucket}
         groups: dict[object, tuple[int, list[Pair]]] = {}
-        for source, target in self.pending.items():
-            number = self._first_writer(stage, present, source)
+        for source, target in self.spread[stage]:
+            written = (n for n in present if source in self.closed[n].written[stage])
+            number = next(written, -1)
             if number >= 0:
                 tensor = self.builder.values[source].tensor
                 key = self._alike(source, target, bucket_of.get(tensor, -1 - tensor))
@@ -166,13 +172,6 @@ class Blocks:
         for number, pairs in groups.values():
             found.setdefault(number, []).append(tuple(pairs))
         return found
-
-    def _first_writer(self, stage: int, present: Sequence[int], gradient: int) -> int:
-        """Return the first block that writes a gradient of several blocks on a stage, -1 where none does."""
-        entry = self.builder.values[gradient]
-        if entry.mesh != stage or entry.tensor not in self.wide:
-            return -1
-        return next((n for n in present if gradient in self.closed[n].written[stage]), -1)
 
     def _alike(self, source: int, target: int, bucket: int) -> object:
         """Return what gradients of a bucket have in common that travel together."""
@@ -191,7 +190,7 @@ class Blocks:
 
     def forward(self, stage: int) -> Prefetched:
         """Gather what a stage's forward needs; return the steps of no block."""
-        present = [number for number in self.on(stage) if number in self.new]
+        present = [number for number in self.on[stage] if number in self.new]
         done = sum(len(block.entries[stage][0]) for block in self.blocks)
         more = self.stages[stage].prologue[done:]
         for number in present:
@@ -220,7 +219,7 @@ class Blocks:
     def shares(self, stage: int) -> dict[int, Share]:
         """Return what blocks add to a stage, by block."""
         result: dict[int, Share] = {}
-        for number in self.on(stage):
+        for number in self.on[stage]:
             if (number, stage) in self.drawn:
                 key, synced = self.drawn[number, stage]
                 closed = self.closed[number]
@@ -250,6 +249,16 @@ class Blocks:
             for one in (closed.prologue[stage], closed.forward[stage])
         )
         return Share(prologue=prologue, forward=forward, inputs=inputs, middle=middle, last=last)
+
+
+def _by_stage(blocks: Sequence[Record], count: int) -> list[list[int]]:
+    """Return the blocks that do something on each stage."""
+    found = [list[int]() for _ in range(count)]
+    for number, block in enumerate(blocks):
+        for stage, entries in enumerate(block.entries):
+            if any(entries):
+                found[stage].append(number)
+    return found
 
 
 def _again(builder: ProgramBuilder, blocks: Sequence[Record]) -> list[Again]:

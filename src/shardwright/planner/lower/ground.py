@@ -17,6 +17,7 @@ class Ground:
 
     def __init__(self, graph: OperatorGraph, samples: Samples) -> None:
         self.graph, self.samples = graph, samples
+        self.moved: dict[object, int] = {}  # see ``transfers``
 
     @cached_property
     def iterations(self) -> list[Iteration]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from shardwright.core.program import Kind, Message, Purpose
@@ -53,11 +52,15 @@ def transfer_all(
 
 
 def _most_moved(builder: ProgramBuilder, pairs: Sequence[tuple[int, int]]) -> int:
-    """Bytes of the device that sends or receives most."""
+    """Bytes of the device that sends or receives most: chunks of pipelines ask for the same many times."""
     ends = [(builder.values[source], builder.values[result]) for source, result in pairs]
     here, there = (builder.mesh(one.mesh) for one in ends[0])
-    most = Counter[tuple[str, int]]()
-    for (sender, receiver), size in moved_bytes(ends, here, there).items():
-        most["out", sender] += size
-        most["in", receiver] += size
-    return max(most.values(), default=0)
+    told = [(one.shape, one.layout, one.dtype, other.shape, other.layout) for one, other in ends]
+    key, known = (here, there, tuple(told)), builder.ground.moved
+    if key not in known:
+        sent, received = dict[int, int](), dict[int, int]()
+        for (sender, receiver), size in moved_bytes(ends, here, there).items():
+            sent[sender] = sent.get(sender, 0) + size
+            received[receiver] = received.get(receiver, 0) + size
+        known[key] = max((*sent.values(), *received.values()), default=0)
+    return known[key]

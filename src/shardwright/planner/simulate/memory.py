@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.completion import completions
+from shardwright.core.completion import asked_ahead, completions
 from shardwright.core.program import Kind, Message, Primitive, Program
 from shardwright.core.strategy import crews_of, sorts_of_devices
 from shardwright.core.swap import is_swapped
@@ -122,6 +122,11 @@ def touched(program: Program, scatter_copies: float) -> Bytes:
     allocated, freed = (
         np.require(column, np.int64, ["C", "W"]) for column in (program.allocated, program.freed)
     )
+    if scatter_copies:  # ranks on CPUs
+        places, coming = asked_ahead(program)
+        allocated = allocated.copy()
+        np.add.at(allocated, places, allocated[coming])
+        allocated[coming] = 0
     return Bytes(allocated, freed, held, copied, until, lent, local)
 
 
