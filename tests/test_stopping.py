@@ -15,22 +15,21 @@ from tests.command import MODEL, shardwright
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("short_climbs")]
 
-# Ctrl-C comes once while the model is captured: when its batch is made.
+# Ctrl-C comes once while the model is captured: when its forward is traced.
 STOPPING = (
-    MODEL.replace("import torch\n", "import os, signal\nimport torch\n", 1)
+    MODEL
     + """
-made, sent = example_batch, []
+import os, signal
+sent = []
 
-def example_batch(batch_size=8):
-    if not sent:
-        sent.append(os.kill(os.getpid(), signal.SIGINT))
-    return made(batch_size)
+class Stopping(Net):
+    def forward(self, x, y):
+        if not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGINT))
+        return super().forward(x, y)
 
-def build_whole():
-    return Net()
-
-def build_whole_batch(batch_size=8):
-    return made(batch_size)
+def stopping():
+    return Stopping()
 """
 )
 METHODS = {
@@ -69,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 def test_ctrl_c_gives_the_best_so_far_whatever_the_method(
     words: tuple[str, ...], folder: Path
 ) -> None:
-    plan = ("plan", "net.py:build", "-c", "cluster.toml", "-b", "8", *words, "--json")
+    plan = ("plan", "net.py:stopping", "-c", "cluster.toml", "-b", "8", *words, "--json")
     done = shardwright(*plan, folder=folder)
     assert done.returncode == 0, done.stderr
     assert "stopping at the next safe point; Ctrl-C again stops at once" in done.stderr
@@ -80,7 +79,7 @@ def test_ctrl_c_gives_the_best_so_far_whatever_the_method(
 
 @pytest.mark.parametrize("words", METHODS.values(), ids=METHODS)
 def test_seconds_bound_every_method(words: tuple[str, ...], folder: Path) -> None:
-    plan = ("plan", "net.py:build_whole", "-c", "cluster.toml", "-b", "8", *words)
+    plan = ("plan", "net.py:build", "-c", "cluster.toml", "-b", "8", *words)
     done = shardwright(*plan, "--seconds", "1e-3", "--json", folder=folder)
     assert done.returncode == 0, done.stderr
     assert read_plan(folder / "plan.json")

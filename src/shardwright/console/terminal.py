@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -133,7 +134,8 @@ class _Console(Console):
 
 
 def _console(*, stderr: bool) -> Console:
-    console = _Console(stderr=stderr, highlight=False)
+    # The stream that there is now: another takes its place while a model is captured, which may print.
+    console = _Console(stderr=stderr, file=sys.stderr if stderr else None, highlight=False)
     if not console.is_terminal:
         console.width = WIDE
     return console

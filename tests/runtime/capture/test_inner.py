@@ -173,3 +173,17 @@ def test_gradients_of_samples_allow_microbatches(kind: type[Net]) -> None:
 
 def test_a_step_on_the_whole_batch_allows_no_microbatches() -> None:
     assert "mixes samples" in find_samples(captured_whole(InnerStep).graph).blocker
+
+
+class Weighed(Net):
+    """A derivative that multiplies by a plain number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return vmap(grad(lambda at: self.energy(at) + 0.5 * at.dot(at)))(x).square().mean()
+
+
+def test_numbers_that_a_derivative_casts_are_made_in_that_dtype() -> None:
+    graph = capture(Weighed(), {"x": torch.randn(8, 6)}, precision="bfloat16").graph
+    made = [operator for operator in graph.operators if not operator.inputs]
+    assert {operator.kind for operator in made} == {"aten.full.default"}
+    assert {graph.tensors[one.outputs[0]].dtype for one in made} == {"bfloat16"}

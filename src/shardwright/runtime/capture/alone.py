@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.runtime.capture.record import aten
+from shardwright.runtime.capture.record import Value, aten
+from shardwright.runtime.capture.spellings import CASTS
 
 # What takes another tensor only for its dtype and device, and what needs none.
 MADE_ALONE = {
@@ -23,7 +24,9 @@ LIKE = {
 
 
 def can_be_alone(target: Any, args: list[Any]) -> bool:
-    """Whether a call takes of another tensor what does not depend on the batch."""
+    """Whether a call takes of another tensor what does not depend on the batch, or casts a number."""
+    if target in CASTS:
+        return not isinstance(args[0], Value)
     return target in MADE_ALONE or (target in LIKE and not args[0].meta.dim())
 
 
@@ -31,6 +34,8 @@ def made_alone(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Return a call that makes the same tensor without another: an initial state, or a mask to draw,
     depends neither on the batch nor on parameters."""
     lender, *rest = args
+    if not isinstance(lender, Value):
+        return aten.full.default, [[], lender], {"dtype": kwargs.get("dtype"), "device": None}
     dtype = kwargs.get("dtype") or lender.meta.dtype
     device = kwargs.get("device") or lender.meta.device
     if target in LIKE:

@@ -22,6 +22,7 @@ from shardwright.runtime.capture.decompose import Decompositions
 from shardwright.runtime.capture.heads import MERGING, apart, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.inner import inner_written_out
+from shardwright.runtime.capture.lists import is_over_lists, singly
 from shardwright.runtime.capture.picks import diagonal_filled, shown
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -115,6 +116,8 @@ class Translator:
             return None
         if target is aten.broadcast_tensors.default:
             return self._broadcast(args[0])
+        if is_over_lists(target):
+            return [self._call(*one) for one in singly(target, args, kwargs)]
         args, kwargs = self._cast_for(target, args, kwargs)
         if target.namespace == "aten" and target._schema.is_mutable:
             return self._write(target, args, kwargs)
