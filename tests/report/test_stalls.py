@@ -50,7 +50,9 @@ def test_taking_a_large_batch_over_is_neither_hidden_nor_cured_by_a_longer_queue
     )
     assert "always there" in sentences(free)[0]
     assert "29% of a step" in sentences(taken)[0]
-    assert dict(row[:2] for row in phase_rows(taken))["takes over a batch that is ready"] == "4.00 ms"
+    assert (
+        dict(row[:2] for row in phase_rows(taken))["takes over a batch that is ready"] == "4.00 ms"
+    )
     helps = [knob.name for knob in taken.knobs()]
     assert "taking batches" in helps
     assert "prefetch" not in helps

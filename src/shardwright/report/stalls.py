@@ -97,8 +97,8 @@ def _verdict(found: Stalls) -> str:
         said = f"Training waits for {WAITS_FOR[binding]}."
     elif taking > MATERIAL:
         said = (
-            f"Training waits for computation; its input is always there, but taking it over takes {taking:.0%} of a step, "
-            "whatever the number of workers."
+            f"Training waits for computation: the loader is fast enough, but taking a ready batch over takes {taking:.0%} "
+            "of a step, whatever the number of workers."
         )
     elif share > MATERIAL:
         said = (

@@ -226,6 +226,7 @@ def test_any_iterable_will_do():
     ("loader", "options", "message"),
     [
         ([], {}, "gives no batch"),
+        ([torch.zeros(0, 4)] * 20, {}, "batch has no samples"),
         ([1, 2, 3], {}, "gives 3 batches, and a rate needs 8"),
         ([1] * 20, {"seconds": 0}, "positive number of seconds"),
         ([1] * 20, {"batches": 7}, "8 batches or more"),

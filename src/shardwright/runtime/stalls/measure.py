@@ -109,6 +109,10 @@ class Analysis:
         if first is None:
             raise InputError("the loader gives no batch; pass one that has data")
         self.batch = kept(first)
+        if not self.source.samples_of(self.batch):
+            raise InputError(
+                "the loader's first batch has no samples, and rates are of samples; see that its data set has some"
+            )
         drawn = time.perf_counter()
         for batch in self._again(WARM):
             self.step(batch)
