@@ -12,7 +12,6 @@ from shardwright.report.units import bytes_text, seconds_text
 PHASE_COLUMNS = ("a step", "time", "samples/s", "share")
 KNOB_COLUMNS = ("what helps", "change", "samples/s", "gain")
 WAITS_FOR = {
-    "computation": "computation",
     "preparation": "preparation (decoding, augmenting, collating)",
     "fetching": "fetching from storage",
 }

@@ -155,7 +155,7 @@ class Analysis:
         before = pages.mapped()
         with pages.listening() as opened:
             with LockWatch() as watch:
-                first = self._drawn_here(LEAST_BATCHES)
+                look = self._drawn_here(LEAST_BATCHES)
             seen = pages.data_files(set(opened) | (pages.mapped() - before))
             if seen or self.files:  # all that are read later, too
                 self._drawn_here(self.count)
@@ -169,8 +169,10 @@ class Analysis:
         first = self._drawn_here(self.few)
         second = self._drawn_here(self.few, record=True)
         times.prepare = min(second.own, second.work)
-        # Without files there is only what the first pass waited for; the second may find it in the loader's memory.
+        # Without files there is only what was waited for at first; later the loader may have it in memory.
         times.blocked = second.blocked if self.files else first.blocked
+        if not self.files and first.blocked < look.blocked / 2:
+            times.blocked = look.blocked
         times.cached_alone = second.own
         times.cold_alone = max(first.own, second.own) if self.files else second.own
         times.fetched = max(0.0, first.own - second.own) if self.files else 0.0
@@ -273,6 +275,9 @@ class Analysis:
             *gathered((times.resident, times.cached, times.cold, times.taken)), strict=True
         )
         resident, cached, cold, taken = (max(each) for each in figures)
+        taken = min(
+            taken, max(0.0, cached - resident)
+        )  # what lies ready costs no more than data in memory do
         everybody = gathered((rates.compute, rates.prepare, rates.storage))
         compute, prepare, storage = (min(each) for each in zip(*everybody, strict=True))
         size = sum(_size(path) for path in self.files)
