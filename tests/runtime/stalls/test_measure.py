@@ -90,7 +90,9 @@ def test_a_loader_without_files_says_so():
 class Kept(Items):
     """Samples that are waited for once, and then lie in the data set's own memory."""
 
-    kept = set()
+    def __init__(self):
+        super().__init__()
+        self.kept = set()
 
     def __getitem__(self, index):
         time.sleep(0 if index in self.kept else 0.005)
