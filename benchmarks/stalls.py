@@ -327,6 +327,8 @@ def look(
     folder: str,
 ) -> None:
     """Analyse every loader on one rank of several; the first one tells. Each rank has files of its own."""
+    # Workers begin as a script's do; a process that was spawned spawns its own, each of which imports torch.
+    multiprocessing.set_start_method("fork", force=True)
     if folder:
         folder = f"{folder}/{rank}"
         os.mkdir(folder)

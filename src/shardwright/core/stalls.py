@@ -184,7 +184,7 @@ class Stalls:
     @property
     def taking_seconds(self) -> float:
         """Seconds of a step in which a batch that lies ready is taken over: of the prep stall what is no waiting."""
-        return min(self.prep_stall, self.rates.taking * self.batch_samples)
+        return self.rates.taking * self.batch_samples
 
     @property
     def fetch_stall(self) -> float:

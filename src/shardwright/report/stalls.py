@@ -12,7 +12,6 @@ from shardwright.report.units import bytes_text, seconds_text
 PHASE_COLUMNS = ("a step", "time", "samples/s", "share")
 KNOB_COLUMNS = ("what helps", "change", "samples/s", "gain")
 WAITS_FOR = {
-    "computation": "computation",
     "preparation": "preparation (decoding, augmenting, collating)",
     "fetching": "fetching from storage",
 }
@@ -97,8 +96,8 @@ def _verdict(found: Stalls) -> str:
         said = f"Training waits for {WAITS_FOR[binding]}."
     elif taking > MATERIAL:
         said = (
-            f"Training waits for computation; its input is always there, but taking it over takes {taking:.0%} of a step, "
-            "whatever the number of workers."
+            f"Training waits for computation: the loader is fast enough, but taking a ready batch over takes {taking:.0%} "
+            "of a step, whatever the number of workers."
         )
     elif share > MATERIAL:
         said = (

@@ -87,6 +87,23 @@ def test_a_loader_without_files_says_so():
     assert "no file was seen" in looked_at(Items(), 0.001).notes[0]
 
 
+class Kept(Items):
+    """Samples that are waited for once, and then lie in the data set's own memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = set()
+
+    def __getitem__(self, index):
+        time.sleep(0 if index in self.kept else 0.005)
+        self.kept.add(index)
+        return torch.zeros(1)
+
+
+def test_what_is_waited_for_once_is_waited_for():
+    assert looked_at(Kept(), 0.001).rates.storage <= 1.2 / 0.005
+
+
 class Stream(IterableDataset):
     """Samples that sleep; each worker has its own."""
 
@@ -226,6 +243,7 @@ def test_any_iterable_will_do():
     ("loader", "options", "message"),
     [
         ([], {}, "gives no batch"),
+        ([torch.zeros(0, 4)] * 20, {}, "batch has no samples"),
         ([1, 2, 3], {}, "gives 3 batches, and a rate needs 8"),
         ([1] * 20, {"seconds": 0}, "positive number of seconds"),
         ([1] * 20, {"batches": 7}, "8 batches or more"),

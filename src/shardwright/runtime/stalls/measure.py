@@ -109,29 +109,34 @@ class Analysis:
         if first is None:
             raise InputError("the loader gives no batch; pass one that has data")
         self.batch = kept(first)
+        if not self.source.samples_of(self.batch):
+            raise InputError(
+                "the loader's first batch has no samples, and rates are of samples; see that its data set has some"
+            )
         drawn = time.perf_counter()
         for batch in self._again(WARM):
             self.step(batch)
         wait_for_device()
-        here, stepped = drawn - begin, (time.perf_counter() - drawn) / WARM
-        workers, few = self.source.workers, batches
-        if batches is None:
-            # Passes in this process take a batch's time, those with workers the longer of their share of it and a step.
-            each = max(stepped, here / workers) if workers else here + stepped
-            batches, few = (
-                int(min(MOST, max(LEAST_BATCHES, seconds / PASSES / one)))
-                for one in (each, here + stepped)
-            )
-        wanted = batches + self.source.ahead + WARM
+        stepped = (time.perf_counter() - drawn) / WARM
+        many, few = (batches, batches) if batches else self._sizes(seconds, drawn - begin, stepped)
+        wanted = many + self.source.ahead + WARM
         self.source.pick(wanted)
         have = len(self.source.picked) or sum(1 for _ in islice(self.source.whole(), wanted))
         self.count = min(gathered(have))
-        self.few = min(self.count, few or self.count)
+        self.few = min(self.count, few)
         if self.count < LEAST_BATCHES:
             raise InputError(
                 f"the loader gives {self.count} batches, and a rate needs {LEAST_BATCHES}; give it more data or "
                 "smaller batches"
             )
+
+    def _sizes(self, seconds: float, drawn: float, stepped: float) -> tuple[int, int]:
+        """Return the batches of a pass with workers, where one takes the longer of a step and their share of drawing it,
+        and of one in this process."""
+        here, workers = drawn + stepped, self.source.workers
+        each = max(stepped, drawn / workers) if workers else here
+        many, few = (max(LEAST_BATCHES, seconds / PASSES / one) for one in (each, here))
+        return int(min(MOST, many)), int(min(MOST, few))
 
     def _resident(self) -> float:
         given = self._again(self.count)
@@ -151,7 +156,7 @@ class Analysis:
         before = pages.mapped()
         with pages.listening() as opened:
             with LockWatch() as watch:
-                first = self._drawn_here(LEAST_BATCHES)
+                look = self._drawn_here(LEAST_BATCHES)
             seen = pages.data_files(set(opened) | (pages.mapped() - before))
             if seen or self.files:  # all that are read later, too
                 self._drawn_here(self.count)
@@ -165,8 +170,10 @@ class Analysis:
         first = self._drawn_here(self.few)
         second = self._drawn_here(self.few, record=True)
         times.prepare = min(second.own, second.work)
-        # Without files there is only what the first pass waited for; the second may find it in the loader's memory.
+        # Without files there is only what was waited for at first; later the loader may have it in memory.
         times.blocked = second.blocked if self.files else first.blocked
+        if not self.files and first.blocked < look.blocked / 2:
+            times.blocked = look.blocked
         times.cached_alone = second.own
         times.cold_alone = max(first.own, second.own) if self.files else second.own
         times.fetched = max(0.0, first.own - second.own) if self.files else 0.0
@@ -269,20 +276,13 @@ class Analysis:
             *gathered((times.resident, times.cached, times.cold, times.taken)), strict=True
         )
         resident, cached, cold, taken = (max(each) for each in figures)
+        taken = min(
+            taken, max(0.0, cached - resident)
+        )  # what lies ready costs no more than data in memory do
         everybody = gathered((rates.compute, rates.prepare, rates.storage))
         compute, prepare, storage = (min(each) for each in zip(*everybody, strict=True))
         size = sum(_size(path) for path in self.files)
-        error = 0.0 if self.noted is None else _error(self.noted.spent)
-        if error > MATERIAL:
-            self.notes.append(
-                f"batches take unlike times to prepare, so that P is known within {error:.0%} only; more of them "
-                "(--batches) tell more"
-            )
-        if self.files and self.evicted < 0.9:
-            self.notes.append(
-                f"only {self.evicted:.0%} of the pages could be put out of memory (dirty, mapped by others, or not "
-                "yours): waiting for storage is counted too low"
-            )
+        self._doubt()
         return Stalls(
             ranks=ranks,
             workers=workers,
@@ -310,6 +310,20 @@ class Analysis:
             cached_by=cached_by,
             notes=tuple(self.notes),
         )
+
+    def _doubt(self) -> None:
+        """Note what makes figures less exact than they look."""
+        error = 0.0 if self.noted is None else _error(self.noted.spent)
+        if error > MATERIAL:
+            self.notes.append(
+                f"batches take unlike times to prepare, so that P is known within {error:.0%} only; more of them "
+                "(--batches) tell more"
+            )
+        if self.files and self.evicted < 0.9:
+            self.notes.append(
+                f"only {self.evicted:.0%} of the pages could be put out of memory (dirty, mapped by others, or not "
+                "yours): waiting for storage is counted too low"
+            )
 
     def _dataset_bytes(self, seen: int) -> int:
         """Return the bytes of the whole data set, taken from the files of the samples that were drawn."""
