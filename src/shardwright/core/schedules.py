@@ -74,7 +74,7 @@ SCHEDULES: dict[str, Schedule] = {
     "zb-h2": Schedule(
         title="zero bubble, twice the warm-up", idle=0.0, program="zb-h2", profile=True, per_stage=2, splits=True, posts=True
     ),
-    "zb-interleaved": Schedule(title="interleaved, backward split", program="zb-interleaved", profile=True,
+    "zb-interleaved": Schedule(title="interleaved, backward split", idle=0.0, program="zb-interleaved", profile=True,
                                per_stage=2, chunks=True, splits=True, posts=True),
     "zb-1p": Schedule(title="zero bubble searched, memory of 1F1B", profile=True, splits=True, searched=1),
     "zb-2p": Schedule(title="zero bubble searched, twice that memory", profile=True, splits=True, searched=2),

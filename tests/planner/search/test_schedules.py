@@ -22,7 +22,7 @@ from shardwright.planner.search.loop import run
 from shardwright.planner.search.looped import least_looped
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.additive import of_shape, on_all
-from shardwright.planner.search.proposers.schedules import rescheduled, schedules
+from shardwright.planner.search.proposers.schedules import SPLIT, rescheduled, schedules
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=32, width=64, depth=6)
@@ -93,15 +93,20 @@ def test_split_backwards_are_planned_where_they_are_clearly_faster_and_fit() -> 
     context = Context.of(graph, where, CostTable(), Training())
     free = planned(context, math.inf)
     whole = [one for one in free.fitting if not one.strategy.pipeline.splits_backward]
-    assert free.fitting[0].strategy.pipeline.schedule == "zb-h2"
+    # Nothing was weighed here, so that whatever is faster is kept.
+    split = {
+        name: one for one in free.fitting[::-1] for name in SPLIT if name in one.strategy.label
+    }
+    assert {"zb-v", "zb-h2", "zb-interleaved"} <= split.keys()
+    plain = split["zb-h2"]
     # Half-widths are some 5 % of a step here.
-    assert free.fitting[0].seconds < 0.97 * whole[0].seconds
+    assert plain.seconds < 0.97 * whole[0].seconds
     # Where that does not fit, an order that keeps less.
-    pipeline = replace(free.fitting[0].strategy.pipeline, schedule="zb-h1")
-    smaller = evaluate(context, replace(free.fitting[0].strategy, pipeline=pipeline)).bytes
-    assert smaller < free.fitting[0].bytes
+    pipeline = replace(plain.strategy.pipeline, schedule="zb-h1")
+    smaller = evaluate(context, replace(plain.strategy, pipeline=pipeline)).bytes
+    assert smaller < plain.bytes
     tight = planned(context, smaller)
-    assert tight.fitting[0].strategy.pipeline.schedule in ("zb-v", "zb-h1", "v-half")
+    assert tight.fitting[0].strategy.pipeline.splits_backward
     plans = answer(free, 0).plans
     for plan in plans:
         assert plan.bound is not None

@@ -42,7 +42,7 @@ class ShardPrices:
         """Return the rates of one device of each kind in a mesh, the first: a group waits for its slowest."""
         key = (mesh, precision)
         if key not in self._of_mesh:
-            first: dict[str, int] = {}
+            first: dict[int, int] = {}
             for device in mesh.devices:
                 first.setdefault(self.cluster.devices[device].kind, device)
             self._of_mesh[key] = [self.rates(device, precision) for device in first.values()]

@@ -81,7 +81,7 @@ def _by_stages(
             forwards = [Action(stage, "F", m) for m in mine]
             backwards = [Action(stage, "B", m) for m in mine]
             ahead = len(mine) if per_stage is None else per_stage * behind
-            lines.append(_alternate(forwards, backwards, min(ahead, len(mine))))
+            lines.append(alternated(forwards, backwards, min(ahead, len(mine))))
     return tuple(lines)
 
 
@@ -116,7 +116,7 @@ def side_by_side(
     return tuple(lines), tuple(devices), after
 
 
-def _alternate(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> Line:
+def alternated(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> Line:
     """Run so many forwards ahead, then forward and backward in turn, then what is left."""
     order = list(forwards[:ahead])
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):
@@ -150,7 +150,7 @@ def _interleaved(crews: Crews, num_stages: int, num_microbatches: int) -> tuple[
             behind = len(crews) - 1 - place
             ahead = more + (2 * behind + (len(own) - 1) * size if most > 1 else behind)
             forwards, backwards = _in_groups("F", own, groups), _in_groups("B", own, groups)
-            lines.append(_alternate(forwards, backwards, min(ahead, len(forwards))))
+            lines.append(alternated(forwards, backwards, min(ahead, len(forwards))))
         if merges(lines, num_stages):
             return tuple(lines)
     raise AssertionError("all forwards before all backwards is always an order")

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from shardwright.planner.schedule.clock import StageTimes, replay
 from shardwright.planner.schedule.exhaustive import best_order
-from shardwright.planner.schedule.generators import pipeline_order
-from shardwright.planner.schedule.pipeline import Crews, Line, most_bytes
+from shardwright.planner.schedule.generators import alternated, pipeline_order
+from shardwright.planner.schedule.pipeline import Action, Crews, Line, merges, most_bytes
 from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_schedule
 
 # W is begun where it makes what comes next wait for this share of it at most. All are tried, each
@@ -71,7 +71,7 @@ def timed_order(
     """Return an order of F, I and W whose span is no longer, and which keeps no more than that does on its fullest device.
 
     Named orders are laid out for actions that take equally long. Tried are their F and I with W where it fills what would be
-    idle in fact, and orders in which devices decide it all. ``sizes``: what a mesh keeps of a microbatch from F to I, and of that to
+    idle in fact, or as late as ZB-H1 and torch have it, also with less of a warm-up, and orders in which devices decide it all. ``sizes``: what a mesh keeps of a microbatch from F to I, and of that to
     W. The first of equals, the named order before all.
     """
     kept, left = sizes
@@ -83,14 +83,39 @@ def timed_order(
         for given, hurries in ((lines, False), ((), False), ((), True))
         for share, balances in product(SHARES, (True, False))
     ]
+    others = [_late(one) for one in (lines, _less_warm(lines)) if merges(one, len(stages))]
     for given, policy in _as_many_as_may_be_played(ways, len(stages) * num_microbatches):
         played = list_schedule(stages, num_microbatches, room, policy, crews=crews, given=given)
-        if played is None or not room.has(played[0]):
-            continue
-        found = replay(played[0], stages, has_own_links=False).span
+        others += [played[0]] if played else []
+    for other in filter(room.has, others):
+        found = replay(other, stages, has_own_links=False).span
         if found < span * (1 - ROUNDING):
-            best, span = played[0], found
+            best, span = other, found
     return best
+
+
+def _less_warm(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Return F and I of an order in which every device runs one forward more ahead than the one behind it."""
+    found: list[Line] = []
+    least = [one.phase for one in lines[-1]].index("I") - 1
+    for behind, line in enumerate(reversed(lines)):
+        forwards, inputs = ([one for one in line if one.phase == phase] for phase in "FI")
+        found.append(alternated(forwards, inputs, min(least + behind, len(forwards))))
+    return tuple(reversed(found))
+
+
+def _late(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Return an order with W where more of them are pending than there are devices ahead."""
+    found: list[Line] = []
+    for place, line in enumerate(lines):
+        mine, pending = list[Action](), list[Action]()
+        for one in line:
+            mine += [one] if one.phase != "W" else []
+            pending += [one._replace(phase="W")] if one.phase == "I" else []
+            if len(pending) > place:
+                mine.append(pending.pop(0))
+        found.append((*mine, *pending))
+    return tuple(found)
 
 
 def _as_many_as_may_be_played(ways: Sequence[_Way], forwards: int) -> Sequence[_Way]:

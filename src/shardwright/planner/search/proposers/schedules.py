@@ -30,8 +30,9 @@ from shardwright.planner.search.steering import CLOSE, FAR, FEW
 
 # GPipe hides slow transfers better than the additive model knows, and is simulated whatever it promises.
 ORDERS: tuple[NamedSchedule, ...] = ("gpipe", "1f1b-so", "interleaved")
-# With the backward split: less idle time at the memory of 1F1B, or at twice that, best first.
-SPLIT: tuple[NamedSchedule, ...] = ("zb-v", "zb-h2", "zb-h1")
+# With the backward split: less idle time at the memory of 1F1B, or at twice that, best first. The last is the
+# shortest where W takes little and microbatches are few.
+SPLIT: tuple[NamedSchedule, ...] = ("zb-v", "zb-h2", "zb-h1", "zb-interleaved")
 # For what 1F1B has no memory for: what W needs may be less, or a half and a third of the activations stay.
 SMALL: tuple[NamedSchedule, ...] = ("zb-v", "zb-h1", "v-half", "v-min")
 
