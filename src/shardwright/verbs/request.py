@@ -199,9 +199,7 @@ class Request:
         "exact", "exact, or mcmc (Markov chains, random).", one_of=("exact", "mcmc")
     )
     seconds: float | None = option(
-        None,
-        "How long all of it may take; capture counts, and is not cut short (exact: to the end; mcmc: "
-        "60 s of walking).",
+        None, "How long all may take; capture counts, uncut (exact: to the end; mcmc: 60 s)."
     )
     proposals: int | None = option(None, "With mcmc: how many instead, repeatable.")
     loader: str = option(

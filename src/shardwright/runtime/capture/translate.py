@@ -8,6 +8,7 @@ and many spellings of one thing (view, flatten, to) become one operator.
 from __future__ import annotations
 
 import operator
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class Translator:
         if target is aten.broadcast_tensors.default:
             return self._broadcast(args[0])
         if is_over_lists(target):
-            return [self._call(*one) for one in singly(target, args, kwargs)]
+            return list(starmap(self._call, singly(target, args, kwargs)))
         args, kwargs = self._cast_for(target, args, kwargs)
         if target.namespace == "aten" and target._schema.is_mutable:
             return self._write(target, args, kwargs)
