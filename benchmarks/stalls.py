@@ -385,7 +385,9 @@ def overhead() -> str:
                 stamps.clear()
                 if name == "analysed":
                     count = analyse(loader, step, batches=150).steps
-                    spent = stamps[-count:]  # the last phase, with data out of memory as in the plain loops
+                    spent = stamps[
+                        -count:
+                    ]  # the last phase, with data out of memory as in the plain loops
                 else:
                     evict(f"{folder}/{number}" for number in range(800))
                     for batch in islice(loader(), 150):
