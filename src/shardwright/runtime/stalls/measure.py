@@ -94,7 +94,9 @@ class Analysis:
         is_ahead = self.source.workers > 0 or (not self.source.tells_workers and _overlaps(times))
         is_ahead = all(gathered(is_ahead))  # what ranks do together they do as often
         times.taken = self._taken(times) if is_ahead else 0.0
-        if cached_by == RATES:
+        if cached_by == REPLAY:  # at another time; a step is longer by fetching a batch at most
+            times.cached = max(times.cached, times.cold - _fetched(times))
+        elif cached_by == RATES:
             times.cached = _modelled(times, self.source.workers, is_ahead)
         self.tell("done", 1.0)
         return self._found(times, is_ahead, cached_by)
