@@ -246,6 +246,24 @@ def test_operators_that_are_not_there_are_refused(name: str) -> None:
             check_fits(replace(plan, strategy=strategy), graph)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"schedule": "1f1b"', '"schedule": "2f2b"', r"schedule: expected one of .*, found '2f2b'"),
+        ("[[0, 1]]", "[[1, 1]]", r"configs.runs: an index is 0 to 0 and .* a run is \[1, 1\]"),
+        ('"devices": [0, 1]', '"devices": [1, 1]', r"needs that many .*, not \(1, 1\)"),
+        ('"kind": "plan"', '"kind": "plant"', r"kind: .*, not 'plant'"),
+    ],
+)
+def test_a_refusal_says_the_value(path: Path, old: str, new: str, said: str) -> None:
+    write_plan(path, make_plan())
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match=said + ".*; write the file again"):
+        read_plan(path)
+
+
 def test_another_schema_version_is_named(path: Path) -> None:
     write_plan(path, make_plan())
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))

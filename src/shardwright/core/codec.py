@@ -128,8 +128,11 @@ def _unfold(kind: Any, value: object, where: str) -> tuple[Any, ...]:
     table = _mapping(value, where, {"distinct", "runs"})
     distinct = _decode(tuple[kind, ...], table["distinct"], f"{where}.distinct")
     runs = _decode(tuple[tuple[int, int], ...], table["runs"], f"{where}.runs")
-    if any(not 0 <= index < len(distinct) or count < 1 for index, count in runs):
-        raise ValueError(f"{where}.runs: an index or a count is out of range")
+    if wrong := [run for run in runs if not 0 <= run[0] < len(distinct) or run[1] < 1]:
+        raise ValueError(
+            f"{where}.runs: an index is 0 to {len(distinct) - 1} and a count 1 or more, but a run is "
+            f"{list(wrong[0])}"
+        )
     if sum(count for _, count in runs) > MAX_UNFOLDED:
         raise ValueError(f"{where}.runs: more than {MAX_UNFOLDED} entries")
     return tuple(distinct[index] for index, count in runs for _ in range(count))
@@ -221,7 +224,8 @@ def _decode(kind: Any, value: object, where: str) -> Any:
 def _decode_literal(words: tuple[Any, ...], value: object, where: str) -> str:
     if isinstance(value, str) and value in words:
         return value
-    raise ValueError(f"{where}: expected one of {words}, found {_name(value)}")
+    found = repr(value[:40]) if isinstance(value, str) else _name(value)
+    raise ValueError(f"{where}: expected one of {words}, found {found}")
 
 
 def _decode_tuple(parts: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:

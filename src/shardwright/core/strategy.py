@@ -43,7 +43,9 @@ class Mesh:
         if math.prod(self.sizes) != len(self.devices) or len(set(self.devices)) != len(
             self.devices
         ):
-            raise ValueError(f"mesh of sizes {self.sizes} needs that many different devices")
+            raise ValueError(
+                f"mesh of sizes {self.sizes} needs that many different devices, not {self.devices[:12]}"
+            )
 
     def coordinate(self, device: int) -> tuple[int, ...]:
         """Return the position of a device on every axis."""

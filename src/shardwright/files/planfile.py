@@ -310,7 +310,9 @@ def _read_header(path: str | Path) -> Header:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
-        _refuse(path, ValueError(f"{place}: {first['msg']}"))
+        value = first["input"]
+        found = f", not {str(value)[:60]!r}" if isinstance(value, str | int | float) else ""
+        _refuse(path, ValueError(f"{place}: {first['msg']}{found}"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
