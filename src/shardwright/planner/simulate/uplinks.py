@@ -39,5 +39,5 @@ def _crosses(mesh: Mesh, axes: tuple[int, ...], cluster: Cluster) -> bool:
 
 def _are_apart(here: Mesh, there: Mesh, cluster: Cluster) -> bool:
     """Whether two meshes have no host in common."""
-    ends = ({cluster.devices[one].host for one in mesh.devices} for mesh in (here, there))
-    return set.isdisjoint(*ends)
+    hosts = {cluster.devices[one].host for one in here.devices}
+    return hosts.isdisjoint(cluster.devices[one].host for one in there.devices)

@@ -126,7 +126,7 @@ def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _without_stack_traces() -> Iterator[None]:
     """Let torch not note of every operator which lines called it: nobody reads them, and they take an
     eighth of a capture."""
-    config = torch.fx.config
+    config: Any = torch.fx.config  # pyright: ignore[reportAttributeAccessIssue]
     before, config.do_not_emit_stack_traces = config.do_not_emit_stack_traces, True
     try:
         yield
