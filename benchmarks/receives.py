@@ -73,6 +73,7 @@ class Sleepy:
             kind = Kind(int(program.kind[index]))
             if kind in self.kinds:
                 nap = part * naps[kind] if index in first else 0.0
+                first.discard(index)  # what it lets go of is an action, too
                 actions.append((index, self._timed(int(kind), action, nap)))
             else:
                 actions.append((index, action))
