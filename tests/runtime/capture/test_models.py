@@ -87,7 +87,10 @@ def test_a_model_that_does_not_exist_is_refused(file: Path, spec: str, message: 
 
 @pytest.mark.parametrize(
     ("factory", "message"),
-    [("broken", "KeyError: 'no such thing'"), ("wrong", "must return a torch.nn.Module.*int")],
+    [
+        ("broken", r"KeyError at model.py:\d+: 'no such thing'"),
+        ("wrong", "must return a torch.nn.Module.*int"),
+    ],
 )
 def test_a_factory_that_fails_is_quoted(file: Path, factory: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
