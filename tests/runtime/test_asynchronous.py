@@ -424,7 +424,7 @@ def test_versions_held_are_those_whose_memory_is_predicted(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", [*MODES, *ACCUMULATING])
 def test_one_stage_is_the_plain_optimizer_to_the_last_bit(mode: str) -> None:
-    module, _batch, captured = captured_of(row, 2, rate=0.0)
+    module, _batch, captured = captured_of(row, 2, 0.0)
     optimizer, data = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1), batches(5)
     _, weights = train(captured, asynchronous(captured, 1, mode), module, optimizer, data)
     plain = copy.deepcopy(module)
