@@ -129,6 +129,5 @@ def test_an_order_that_parts_cannot_have_is_told_with_both_files(tmp_path: Path)
     parts.write_text(text)
     order.write_text("0F0,0B0\n1B0,1F0\n")
     module, batch = mlp()
-    files = {"seed_plan": str(parts), "order": str(order)}
     with pytest.raises(InputError, match=r"parts.toml with order.csv is .*; reorder them"):
-        api.plan(module, "1x2xV100", batch=batch, **files)
+        api.plan(module, "1x2xV100", batch=batch, seed_plan=str(parts), order=str(order))
