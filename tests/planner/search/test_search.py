@@ -33,7 +33,7 @@ from shardwright.planner.search.candidates import explore, to_strategy
 from shardwright.planner.search.goals import Goal
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.proposers import shortlist
-from shardwright.planner.simulate import simulate
+from shardwright.planner.simulate import simulate_on
 from tests.planner.search.models import cluster, mlp, residual
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
@@ -54,7 +54,7 @@ def answered(build: Callable[[], OperatorGraph], hosts: int) -> Frontier:
 def simulated(graph: OperatorGraph, plan: Plan, where) -> tuple[float, float]:
     program = lower(graph, plan.strategy)
     prices = price(program, graph, where, CostTable())
-    timeline = simulate(program, prices.seconds, overlap_slowdown=where.overlap_slowdown)
+    timeline = simulate_on(where, CostTable(), program, prices.seconds)
     return timeline.step_seconds, timeline.worst_peak_bytes
 
 
@@ -68,7 +68,7 @@ def test_no_named_strategy_that_fits_beats_the_chosen_plan(build, hosts) -> None
         for strategy in named:
             program = lower(graph, strategy)
             seconds = price(program, graph, where, CostTable()).seconds
-            other = simulate(program, seconds, overlap_slowdown=where.overlap_slowdown)
+            other = simulate_on(where, CostTable(), program, seconds)
             assert best.predicted.step_seconds <= other.step_seconds * (1 + 1e-9)
 
 
