@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import config
 
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.record import aten
@@ -122,7 +123,6 @@ def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _without_stack_traces() -> Iterator[None]:
     """Let torch not note of every operator which lines called it: nobody reads them, and they take an
     eighth of a capture."""
-    config = torch.fx.config
     before, config.do_not_emit_stack_traces = config.do_not_emit_stack_traces, True
     try:
         yield
