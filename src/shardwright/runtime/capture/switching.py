@@ -7,7 +7,7 @@ instead, so that the graph says where no gradient flows.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import config
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.places import running_line
 from shardwright.runtime.capture.record import aten
 
 
@@ -28,7 +29,7 @@ class Switches:
         self._own = {id(one): name for name, one in module.named_parameters()}
         self._first: Tensor | None = None
         self._held: set[int] = set()
-        self._off: list[tuple[Tensor, Tensor, str]] = []
+        self._off: list[tuple[Tensor, Tensor, str, str]] = []
 
     def switch(self, tensor: Tensor, is_on: bool) -> bool:
         """Switch a tensor; returns False where that is not for us to do.
@@ -40,7 +41,7 @@ class Switches:
         place = self._place_off(tensor)
         if place >= 0:
             if is_on:
-                original, stand_in, _ = self._off.pop(place)
+                original, stand_in, *_ = self._off.pop(place)
                 self._put(stand_in, original)
             return True
         # Torch itself gives most tensors a flag as it makes them: what is not held must be told at once.
@@ -55,13 +56,13 @@ class Switches:
         if name:
             stand_in = tensor.detach()
             self._put(tensor, stand_in)
-            self._off.append((tensor, stand_in, name))
+            self._off.append((tensor, stand_in, name, running_line()))
             self.ever = True
         return bool(name)
 
     def _place_off(self, tensor: Tensor) -> int:
         """Return the place among those that are off of a tensor or its stand-in, or -1."""
-        for place, (original, stand_in, _) in enumerate(self._off):
+        for place, (original, stand_in, *_) in enumerate(self._off):
             if tensor is original or tensor is stand_in:
                 return place
         return -1
@@ -85,23 +86,25 @@ class Switches:
         return found
 
     @property
-    def left(self) -> list[str]:
-        """The names of those that are off."""
-        return [name for _, _, name in self._off]
+    def left(self) -> dict[str, str]:
+        """The names of those that are off, and the lines that switched them."""
+        return {name: line for _, _, name, line in self._off}
 
     def end(self) -> None:
         """Let the module hold its own parameters."""
-        for original, stand_in, _ in self._off:
+        for original, stand_in, *_ in self._off:
             self._put(stand_in, original)
 
 
-def check_left(names: Iterable[str]) -> None:
-    """Complain of parameters that were used with a gradient, or may have been, and are left switched off."""
-    for name in names:
+def check_left(left: Mapping[str, str]) -> None:
+    """Complain of parameters that were used with a gradient, or may have been, and are left switched off, each
+    with the line that did it."""
+    for name, line in left.items():
         raise CaptureError(
             f"forward must not leave requires_grad of a parameter switched off, but it does so with "
             f"{_called(name)}: the first step would train other parameters than the second; set it before "
-            "building, or switch it on again"
+            "building, or switch it on again",
+            place=line,
         )
 
 
@@ -115,7 +118,8 @@ def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         program = torch.export.export(module, args, kwargs, strict=False)
     used = {node.name for node in program.graph.nodes if any(map(_differentiates, node.users))}
     specs = program.graph_signature.input_specs
-    check_left(one.target for one in specs if one.target in flags.left and one.arg.name in used)
+    names = {one.target for one in specs if one.arg.name in used}
+    check_left({name: line for name, line in flags.left.items() if name in names})
     return program
 
 
