@@ -7,6 +7,8 @@ completes exactly here, and the simulator counts bytes by it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,13 +60,13 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
     A transfer begins when both ends have asked for it, so what is asked for where it is used hides behind nothing.
     Where the order posts no receives, what a message brings for a microbatch is therefore asked for before the
-    instruction that needs what it brought for the one before. (On GPUs a receive that is asked for is a kernel that runs until
+    instruction that needs what it brought for the one before, or behind what comes first from devices of the same: ranks
+    receive in the order in which others send. (On GPUs a receive that is asked for is a kernel that runs until
     then.) Not what stays on its device: that is there once it has been sent.
     """
     nothing = np.zeros(0, dtype=np.int64)
     if len(program.meshes) == 1 or SCHEDULES[program.strategy.pipeline.schedule].posts:
         return nothing, nothing
-    found = np.flatnonzero((program.kind == Kind.RECEIVE) & (program.microbatch >= 0))
     devices = [set(mesh.devices) for mesh in program.meshes]
     crosses = [
         one.destination >= 0
@@ -72,12 +74,37 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
         and all(program.values[value].role in ("activation", "gradient") for value in one.results)
         for one in program.messages
     ]
-    found = found[np.array(crosses, dtype=np.bool_)[program.item[found]]] if crosses else nothing
-    found = found[np.argsort(program.item[found], kind="stable")]
-    before, coming = found[:-1], found[1:]
-    places = first_needs(program)[before]
-    chosen = (program.item[before] == program.item[coming]) & (places < coming)
-    return places[chosen], coming[chosen]
+    needs, crews = first_needs(program), _crews(devices)
+    own = [np.flatnonzero(program.group == mesh) for mesh in range(len(devices))]
+    before: dict[int, int] = {}  # by message: the receive of the microbatch before
+    last: dict[tuple[int, int], int] = {}  # by crews: no receive may be asked for before this
+    places: list[int] = []
+    chosen: list[int] = []
+    for index in np.flatnonzero(program.kind == Kind.RECEIVE).tolist():
+        item, mesh = int(program.item[index]), int(program.group[index])
+        ends = (crews[program.messages[item].mesh], crews[mesh])
+        place = index
+        if item in before and crosses[item] and program.microbatch[index] >= 0:
+            least = max(int(needs[before[item]]), last.get(ends, 0))
+            later = own[mesh][np.searchsorted(own[mesh], least) :]
+            place = int(later[0])  # itself at the latest
+        before[item] = index
+        last[ends] = place if place < index else index + 1
+        if place < index:
+            places.append(place)
+            chosen.append(index)
+    return np.array(places, dtype=np.int64), np.array(chosen, dtype=np.int64)
+
+
+def _crews(devices: Sequence[set[int]]) -> list[int]:
+    """Return for each mesh the first of those that it shares devices with, directly or by others."""
+    crews = list(range(len(devices)))
+    for number, mine in enumerate(devices):
+        for other in range(number):
+            if not mine.isdisjoint(devices[other]) and crews[other] != crews[number]:
+                joined = (crews[other], crews[number])
+                crews = [min(joined) if crew in joined else crew for crew in crews]
+    return crews
 
 
 def scatter_turns(

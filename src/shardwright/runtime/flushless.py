@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -140,37 +140,47 @@ class Flow:
         return found
 
     def _with_receives_ahead(self, turn: Compiled, following: Compiled) -> list[Step]:
-        """Return a turn's actions with their shifts, in which what a stage sends is asked for as soon as the same
-        message has come before, in this turn or the one that follows: the sender need not wait for that.
+        """Return a turn's actions with their shifts, in which what comes from a stage for a microbatch is asked for as
+        soon as all of the one before has come, in this turn or the one that follows: the sender need not wait for that.
 
         On GPUs a receive that is asked for is a kernel that runs until then.
         """
         program, found = self.machine.program, list[Step]()
         on_host = self.machine.store.device.type == "cpu"
-        nexts = self._asked_ahead(turn, following) if on_host else {}
+        receives = {i: one for i, one in turn.exchanges.items() if isinstance(one, Receive)}
+        nexts = self._asked_ahead(turn, receives, following) if on_host else {}
         for place, (index, action) in enumerate(turn.actions):
-            run, exchange = action, turn.exchanges.get(index)
-            if nexts and isinstance(exchange, Receive) and action == exchange.issue:
-                run = partial(self._ask, index, exchange)
+            run = action
+            if nexts and index in receives and action == receives[index].issue:
+                run = partial(self._ask, index, receives[index])
             found.append((program.shift_of(index), index, run))
             if place in nexts:
                 run = partial(self._ask_ahead, nexts[place])
                 found.append((program.shift_of(index), index, run))
         return found
 
-    def _asked_ahead(self, turn: Compiled, following: Compiled) -> dict[int, list[_Ahead]]:
-        """Return what is asked for behind which places in a turn's actions."""
-        item, arrivals = self.machine.program.item, dict[int, list[tuple[int, int]]]()
-        for place, (index, action) in enumerate(turn.actions):
-            exchange = turn.exchanges.get(index)
-            if isinstance(exchange, Receive) and action == exchange.complete:
-                arrivals.setdefault(int(item[index]), []).append((index, place))
+    def _asked_ahead(
+        self, turn: Compiled, receives: Mapping[int, Receive], following: Compiled
+    ) -> dict[int, list[_Ahead]]:
+        """Return the places in a turn's actions by which all has come that a stage sends for a microbatch, and what is
+        asked for there."""
+        program, by_sender = self.machine.program, dict[int, dict[int, list[int]]]()
+        for index in receives:
+            sender = program.messages[int(program.item[index])].mesh
+            pieces = by_sender.setdefault(sender, {})
+            pieces.setdefault(int(program.microbatch[index]), []).append(index)
+        ends = {
+            index: place
+            for place, (index, action) in enumerate(turn.actions)
+            if index in receives and action == receives[index].complete
+        }
         found: dict[int, list[_Ahead]] = {}
-        for every in arrivals.values():
-            for (_, place), (coming, _) in pairwise(every):
-                found.setdefault(place, []).append(_Ahead(coming, turn.exchanges[coming], 0))
-            (first, _), (_, place) = every[0], every[-1]
-            found.setdefault(place, []).append(_Ahead(first, following.exchanges[first], 1))
+        for pieces in by_sender.values():
+            every = list(pieces.values())  # as they stand in the turn
+            for own, coming in pairwise(every):
+                found[_last(own, ends)] = [_Ahead(one, receives[one], 0) for one in coming]
+            first = [_Ahead(one, following.exchanges[one], 1) for one in every[0]]
+            found[_last(every[-1], ends)] = first
         return found
 
     def _ask(self, index: int, receive: Exchange) -> None:
@@ -225,6 +235,10 @@ class Flow:
             self._forecasts.hear(told.period, sums[2:])
         if told.minibatch >= 0:
             self._left.append(Left(told.minibatch + 1, told.sums.tensor()[0]))
+
+
+def _last(indices: Sequence[int], ends: Mapping[int, int]) -> int:
+    return max(ends[index] for index in indices)
 
 
 def _shift_of_loss(program: Program) -> int:
