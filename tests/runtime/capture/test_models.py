@@ -245,7 +245,7 @@ def test_samples_of_several_rows_are_made_as_asked_for(tmp_path: Path) -> None:
 def test_a_batch_that_was_cut_is_named_as_the_cause(tmp_path: Path) -> None:
     (tmp_path / "graphs.py").write_text(GRAPHS)
     with pytest.raises(
-        CaptureError, match=r"has 30 rows, and was brought to 8 .* graphs.py:12: .*-b 30"
+        CaptureError, match=r"has 30 rows, and was brought to 8 .* \(at graphs.py:12\); .*-b 30"
     ):
         subject.capture(f"{tmp_path}/graphs.py:one", global_batch=8)
 
