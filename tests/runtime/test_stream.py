@@ -211,16 +211,21 @@ def test_an_iterator_of_the_users_own_stays_open() -> None:
     assert executor.steps + len(streamed(own, executor)) == 9
 
 
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has asked to stop, and what a test asks is forgotten behind it."""
+    monkeypatch.setattr(INTERRUPTION, "_is_asked", False)
+
+
+@pytest.mark.usefixtures("unasked")
 def test_training_ends_after_the_step_in_which_somebody_asked_to_stop() -> None:
     executor = made()
-    try:
-        for step in executor.train(drawn(9)):
-            assert step.number < 4
-            INTERRUPTION.requested = step.number >= 2
-        assert executor.interrupted
-        assert executor.steps == 3
-    finally:
-        INTERRUPTION.requested = False
+    for step in executor.train(drawn(9)):
+        assert step.number < 4
+        if step.number == 2:
+            INTERRUPTION.ask()
+    assert executor.interrupted
+    assert executor.steps == 3
     assert not input_threads()
 
 
@@ -260,6 +265,7 @@ def test_evaluation_and_outputs_go_on_beside_it() -> None:
     assert seen[0][1] == {}
 
 
+@pytest.mark.usefixtures("unasked")
 def test_the_loop_of_the_command_line_trains_on_as_many_batches_as_asked_or_says_they_ended() -> (
     None
 ):
@@ -271,10 +277,7 @@ def test_the_loop_of_the_command_line_trains_on_as_many_batches_as_asked_or_says
     assert all(step.seconds > 0 and step.input_seconds >= 0 for step in told)
     with pytest.raises(InputError, match="ended after 2 of 3; ask for fewer steps"):
         train(made(), lambda first: drawn(2), options, lambda step: False)
-    try:
-        stopped = train(made(), lambda first: drawn(9), options, lambda step: step.number == 1)
-    finally:
-        INTERRUPTION.requested = False
+    stopped = train(made(), lambda first: drawn(9), options, lambda step: step.number == 1)
     assert not stopped.is_complete
 
 
