@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Message, Program
 from shardwright.core.schedules import SCHEDULES
 
 # Gradient reduce-scatters under way on hosts' own cores, in bytes of a mesh's largest.
@@ -68,32 +68,35 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     if len(program.meshes) == 1 or SCHEDULES[program.strategy.pipeline.schedule].posts:
         return nothing, nothing
     devices = [set(mesh.devices) for mesh in program.meshes]
-    crosses = [
-        one.destination >= 0
-        and devices[one.mesh].isdisjoint(devices[one.destination])
-        and all(program.values[value].role in ("activation", "gradient") for value in one.results)
-        for one in program.messages
-    ]
+    crosses = [_crosses(program, message, devices) for message in program.messages]
     needs, crews = first_needs(program), _crews(devices)
     own = [np.flatnonzero(program.group == mesh) for mesh in range(len(devices))]
     before: dict[int, int] = {}  # by message: the receive of the microbatch before
     last: dict[tuple[int, int], int] = {}  # by crews: no receive may be asked for before this
-    places: list[int] = []
-    chosen: list[int] = []
+    found: list[tuple[int, int]] = []
     for index in np.flatnonzero(program.kind == Kind.RECEIVE).tolist():
         item, mesh = int(program.item[index]), int(program.group[index])
         ends = (crews[program.messages[item].mesh], crews[mesh])
-        place = index
-        if item in before and crosses[item] and program.microbatch[index] >= 0:
-            least = max(int(needs[before[item]]), last.get(ends, 0))
-            later = own[mesh][np.searchsorted(own[mesh], least) :]
-            place = int(later[0])  # itself at the latest
+        last[ends], least = index + 1, last.get(ends, 0)
+        if crosses[item] and program.microbatch[index] >= 0:
+            # The first of a message is needed behind itself: at the latest it is asked for where it stands.
+            least = min(max(int(needs[before.get(item, index)]), least), index)
+            place = int(own[mesh][np.searchsorted(own[mesh], least)])
+            if place < index:
+                last[ends] = place
+                found.append((place, index))
         before[item] = index
-        last[ends] = place if place < index else index + 1
-        if place < index:
-            places.append(place)
-            chosen.append(index)
-    return np.array(places, dtype=np.int64), np.array(chosen, dtype=np.int64)
+    places, coming = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    return places, coming
+
+
+def _crosses(program: Program, message: Message, devices: Sequence[set[int]]) -> bool:
+    """Whether a message brings something of a microbatch from other devices, into memory of its own."""
+    return (
+        message.destination >= 0
+        and devices[message.mesh].isdisjoint(devices[message.destination])
+        and all(program.values[one].role in ("activation", "gradient") for one in message.results)
+    )
 
 
 def _crews(devices: Sequence[set[int]]) -> list[int]:
