@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import Mesh
 
 
@@ -14,27 +14,38 @@ def far_resources(program: Program, cluster: Cluster) -> NDArray[np.bool_] | Non
     """Return for each resource whether its messages leave hosts; None unless some group's collectives do over
     several sets of axes: one at a time has the uplinks, as it is priced, and transfers are short beside those.
     O(instructions)."""
-    if len({cluster.devices[one].host for mesh in program.meshes for one in mesh.devices}) == 1:
+    if len({device.host for device in cluster.devices}) == 1:
         return None
+    meshes, sent = program.meshes, _one_of_each(program)  # transfers span no axes
+    far = [(one, item) for one, item in sent if _crosses(meshes[item.mesh], item.axes, cluster)]
+    if len(far) == len({item.mesh for _, item in far}):
+        return None
+    found = np.zeros(len(program.resource_names), dtype=np.bool_)
+    found[[resource for resource, _ in far]] = True
+    for resource, item in sent:
+        found[resource] |= item.destination >= 0 and _are_apart(
+            meshes[item.mesh], meshes[item.destination], cluster
+        )
+    return found
+
+
+def _one_of_each(program: Program) -> list[tuple[int, Message]]:
+    """Return every resource that sends, with a message of it: all go the same way."""
     sent = np.flatnonzero((program.kind == Kind.MESSAGE) | (program.kind == Kind.SEND))
     resources, first = np.unique(program.resource[sent], return_index=True)
-    found = np.zeros(len(program.resource_names), dtype=np.bool_)
-    collectives: list[int] = []  # their groups
-    for resource, index in zip(resources.tolist(), sent[first].tolist(), strict=True):
-        message = program.messages[program.item[index]]
-        here = program.meshes[message.mesh]
-        if message.destination >= 0:
-            found[resource] = _are_apart(here, program.meshes[message.destination], cluster)
-        elif _crosses(here, message.axes, cluster):
-            found[resource] = True
-            collectives.append(int(program.group[index]))
-    return found if len(collectives) > len(set(collectives)) else None
+    items: list[int] = program.item[sent[first]].tolist()
+    return list(zip(resources.tolist(), map(program.messages.__getitem__, items), strict=True))
 
 
 def _crosses(mesh: Mesh, axes: tuple[int, ...], cluster: Cluster) -> bool:
-    """Whether a group along these axes has devices of several hosts."""
-    hosts = np.array([cluster.devices[one].host for one in mesh.devices]).reshape(mesh.sizes)
-    return any(bool((hosts != hosts.take([0], axis=axis)).any()) for axis in axes)
+    """Whether a group along these axes has devices of several hosts; remembered, since every simulation asks."""
+    key = ("crosses", mesh, axes)
+    known = cluster.remembered.get(key)
+    if not isinstance(known, bool):
+        hosts = np.array([cluster.devices[one].host for one in mesh.devices]).reshape(mesh.sizes)
+        known = any(bool((hosts != hosts.take([0], axis=axis)).any()) for axis in axes)
+        cluster.remembered[key] = known
+    return known
 
 
 def _are_apart(here: Mesh, there: Mesh, cluster: Cluster) -> bool:

@@ -278,9 +278,8 @@ class Analysis:
             *gathered((times.resident, times.cached, times.cold, times.taken)), strict=True
         )
         resident, cached, cold, taken = (max(each) for each in figures)
-        taken = min(
-            taken, max(0.0, cached - resident)
-        )  # what lies ready costs no more than data in memory do
+        # What lies ready costs no more than data in memory do.
+        taken = min(taken, max(0.0, cached - resident))
         everybody = gathered((rates.compute, rates.prepare, rates.storage))
         compute, prepare, storage = (min(each) for each in zip(*everybody, strict=True))
         size = sum(_size(path) for path in self.files)
