@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,6 +143,11 @@ class Cluster:
     def num_devices(self) -> int:
         """How many devices there are."""
         return len(self.devices)
+
+    @cached_property
+    def sizes_of_hosts(self) -> Counter[int]:
+        """How many devices each host has."""
+        return Counter(device.host for device in self.devices)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -237,7 +237,7 @@ def _intra_efficiency(cluster: Cluster, device: int, size: int) -> float:
     """Return the share of a device's nominal links within its host that a group of so many there reaches."""
     name, host = cluster.kind_of(device).name, cluster.devices[device].host
     most = next((count for part, count in WIRED.items() if part in name), 0)
-    count = sum(one.host == host for one in cluster.devices)
+    count = cluster.sizes_of_hosts[host]
     if not 1 < size <= count <= most:
         return INTRA_EFFICIENCY
     return PAIR_EFFICIENCY * (size - 1) / (count - 1) if count <= PAIRS else CUBE_MESH[size - 2]

@@ -30,8 +30,9 @@ from shardwright.planner.schedule.merge import Buckets, Cost, Sizes, merge_gradi
 from shardwright.planner.simulate import period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
-# Merging is for what starting messages comes to, as a share of a step.
-WORTHWHILE = 1e-3
+# What gradients' messages, or starting them, come to beneath this share of a step is not worth sending
+# them at other times.
+WORTHWHILE = 2e-3
 # Of more gradients the best buckets take too long: time grows with the square.
 MOST_GRADIENTS = 2000
 
@@ -42,7 +43,8 @@ class Evaluation:
 
     ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
     hideable message hidden (NaN for a strategy which did not come from the additive model).
-    ``feeding``: what brings its input beneath a step, none where that is never waited for.
+    ``feeding``: what brings its input beneath a step, none where that is never waited for. ``synced``: seconds
+    that gradients travel on the critical chain: no other time to send them gains more.
     """
 
     strategy: Strategy
@@ -51,6 +53,7 @@ class Evaluation:
     sources: tuple[tuple[str, float], ...]
     least_seconds: float
     feeding: tuple[Feeding, ...] = ()
+    synced: float = math.inf
 
     @property
     def bytes(self) -> float:
@@ -142,6 +145,8 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
     What messages take from ranks that compute comes in no gradient's ready time; where that is
     known, buckets of a given size are tried too.
     """
+    if waits_little(context, evaluation):
+        return evaluation
     evaluator = evaluator or partial(run, context)
     parameters, pipeline = evaluation.strategy.parameters, evaluation.strategy.pipeline
     if pipeline.num_microbatches > 1:
@@ -162,6 +167,12 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
         merged = evaluator(replace(alone, gradient_sync=sync), evaluation.least_seconds)[2]
         best = min(best, merged, key=lambda one: one.seconds)
     return best
+
+
+def waits_little(context: Context, evaluation: Evaluation) -> bool:
+    """Whether a step waits so little for gradients that sending them at other times gains next to nothing.
+    Not known where messages also take something from ranks that compute."""
+    return not is_measured(context.table) and evaluation.synced < WORTHWHILE * evaluation.seconds
 
 
 def _ways(context: Context, bare: GradientSync, buckets: Buckets) -> list[GradientSync]:
@@ -224,7 +235,20 @@ def evaluate_program(
         sources=prices.by_source(),
         least_seconds=least_seconds,
         feeding=feeding,
+        synced=_synced(program, timeline),
     )
+
+
+def _synced(program: Program, timeline: Timeline) -> float:
+    """Return the seconds of the critical chain in which gradients travel, or are made shorter for that."""
+    chain = np.fromiter(timeline.critical, dtype=np.int64)
+    found = 0.0
+    for kind, items in ((Kind.MESSAGE, program.messages), (Kind.TRANSFORM, program.transforms)):
+        mine = chain[program.kind[chain] == kind]
+        syncs = np.array([one.purpose == "synchronise" for one in items], dtype=np.bool_)
+        mine = mine[syncs[program.item[mine]]] if len(mine) else mine
+        found += float((timeline.end[mine] - timeline.start[mine]).sum())
+    return found
 
 
 Channels = dict[tuple[object, ...], dict[int, tuple[float, float]]]

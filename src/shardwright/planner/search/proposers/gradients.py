@@ -8,7 +8,7 @@ from functools import partial
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Evaluation, merge
+from shardwright.planner.judge.evaluate import Evaluation, merge, waits_little
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.local.refinement import is_gain
 from shardwright.planner.search.loop import Proposal, Proposals
@@ -31,7 +31,8 @@ def sent_earlier(pool: Pool) -> Proposals:
     """
     places = tuple(_segment_starts(pool.context))
     most = pool.count // 2 if pool.is_small else max(1, pool.count // PART)
-    for evaluation in pool.unlike(CLOSE * pool.fastest)[:most]:
+    promising = pool.unlike(CLOSE * pool.fastest)[:most]
+    for evaluation in (one for one in promising if not waits_little(pool.context, one)):
         for starts in places:
             label = f"{evaluation.strategy.label}, gradients sent earlier"
             shorter = replace(evaluation.strategy, segment_starts=starts, label=label)
