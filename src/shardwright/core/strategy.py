@@ -309,7 +309,8 @@ class Strategy:
     @property
     def devices(self) -> tuple[int, ...]:
         """All devices in use, ascending."""
-        return tuple(sorted({device for mesh in self.meshes for device in mesh.devices}))
+        crews = {mesh.devices for mesh in self.meshes}
+        return tuple(sorted(set[int]().union(*crews)))
 
 
 def crews_of(meshes: Sequence[Mesh]) -> dict[tuple[int, ...], list[int]]:

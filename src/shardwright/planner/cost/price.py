@@ -28,7 +28,7 @@ from shardwright.planner.cost.burden import (
 )
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
-from shardwright.planner.cost.shards import ShardPrices
+from shardwright.planner.cost.shards import Groups, ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
 from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
@@ -154,6 +154,8 @@ class InstructionCosts:
         self.reads.clear()
         self.rates: list[list[Rates]] = []
         self.rates += [self.shards.rates_of(mesh, precision) for mesh in meshes]
+        # By mesh and axes: the number of a mesh is found faster than thousands of devices.
+        self._groups: dict[tuple[int, tuple[int, ...]], Groups] = {}
 
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which of ``rows`` price every segment's forward and backward."""
@@ -325,8 +327,7 @@ class InstructionCosts:
         if message.destination >= 0:
             wire = transfer_cost(self.program, item, self.cluster, self.table, self.shards.wires)
             return total([wire, self.received()])
-        mesh = self.program.meshes[message.mesh]
-        groups = self.shards.groups(mesh, message.axes)
+        groups = self._groups_of(message)
         costs = [self._within(message, devices, concurrent) for devices, concurrent in groups]
         slowest = max(costs, key=lambda cost: cost.seconds)
         if item in self.beside and self._is_in_host(groups):
@@ -338,7 +339,13 @@ class InstructionCosts:
             parts.append(self._copied(message))
         return total(parts)
 
-    def _is_in_host(self, groups: list[tuple[tuple[int, ...], int]]) -> bool:
+    def _groups_of(self, message: Message) -> Groups:
+        key = (message.mesh, message.axes)
+        if key not in self._groups:
+            self._groups[key] = self.shards.groups(self.program.meshes[message.mesh], message.axes)
+        return self._groups[key]
+
+    def _is_in_host(self, groups: Groups) -> bool:
         hosts = self.cluster.devices
         return all(len({hosts[one].host for one in devices}) == 1 for devices, _ in groups)
 
@@ -368,8 +375,7 @@ class InstructionCosts:
         ends = (message.mesh, message.destination)
         groups = [tuple(meshes[mesh].devices[0] for mesh in ends)]
         if message.destination < 0:
-            found = self.shards.groups(meshes[message.mesh], message.axes)
-            groups = [group for group, _ in found]
+            groups = [group for group, _ in self._groups_of(message)]
         return largest_burden(message, groups, (self.cluster, self.table), copied)
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:

@@ -413,6 +413,8 @@ def _expert_width(context: Context) -> int:
     """Return over how many devices the experts can lie: all, or the largest divisor that divides."""
     count = context.num_devices
     iterations = [context.facts.iteration(index) for index in range(len(context.graph.operators))]
+    if not expert_dims(context.graph, iterations, 1):
+        return 1
     return max(
         width
         for width in range(1, count + 1)
