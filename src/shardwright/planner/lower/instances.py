@@ -120,12 +120,11 @@ class Instances:
         writer += np.array(firsts)[self.part[instance]]
         key, microbatch = np.array(keys)[writer], np.array(microbatches)[writer]
         microbatch = np.where(microbatch < 0, self.microbatch[instance], microbatch)
-        stages = np.array([part.compiled.stage for part in self.parts])[self.part[instance]]
-        earlier = np.where(
-            key < 0,
-            self.computed(stages, instance) + target,
-            self._places.of(np.maximum(key, 0), microbatch, np.where(key < 0, 0, target)),
-        )
+        earlier = self._places.of(np.maximum(key, 0), microbatch, np.where(key < 0, 0, target))
+        stages = np.array([part.compiled.stage for part in self.parts])[self.part]
+        before = self.computed(stages, np.arange(len(stages)))
+        is_previous = np.flatnonzero(key < 0)
+        earlier[is_previous] = before[instance[is_previous]] + target[is_previous]
         keep = (earlier >= 0) & (earlier < self.stop[instance])
         return later[keep], earlier[keep]
 
