@@ -111,3 +111,10 @@ def test_a_search_may_be_stopped_whenever_it_asks(mode: str) -> None:
         assert last or found.bound is None
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[-1] >= best * (1 - 1e-9)
+
+
+def test_ctrl_c_in_a_command_without_an_answer_so_far_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(STOPPING)
+    done = shardwright("capture", "model.py:stopping", folder=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (130, 1)
+    assert done.stderr.startswith("interrupted")

@@ -35,6 +35,11 @@ def main() -> None:
     code = 0
     try:
         app()  # misuse and interruption end here, with 2 and 130
+    except SystemExit as end:
+        # A command that ends by Ctrl-C in its own way has told of it.
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+            sys.stderr.write("interrupted before it was done; the same command begins again\n")
+        raise
     except ShardwrightError as error:
         code = _complain(str(error), 2 if isinstance(error, InputError) else 1)
     except MemoryError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from shardwright.planner.lower.compile import Compiled, Compiler, Phases
 from shardwright.planner.lower.instances import Instances, Part, parted, whole
 from shardwright.planner.lower.phases import Phase
 from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
+from shardwright.planner.schedule.pipeline import Action
 from shardwright.planner.schedule.program import program_order, shares_devices
 
 # Of actions: of a backward, whole or the second half, which one follows from how many are to come.
@@ -41,11 +43,10 @@ class _Order:
     def microbatches(self, strategy: Strategy, adds: str) -> None:
         """List what stages do with every microbatch, in the schedule's order; actions with the letter ``adds``
         add to gradients."""
-        order, turns = program_order(strategy), dict[tuple[int, int], int]()
-        for (stage, letter, microbatch), ahead in order:
-            if letter == adds and not ahead and (stage, microbatch) not in turns:
-                turns[stage, microbatch] = 1 + turns.get((stage, self.last.get(stage, -1)), -1)
-                self.last[stage] = microbatch
+        order = program_order(strategy)
+        turns = self._turns_of(
+            one.action for one in order if one.action[1] == adds and not one.posts
+        )
         posts = any(entry.posts for entry in order)
         most = strategy.pipeline.num_microbatches
         for (stage, letter, microbatch), ahead in order:
@@ -57,6 +58,16 @@ class _Order:
                 self.posted.append((len(self.instances), stage))
             part = self._half(stage, phase, ahead) if posts else self._whole(stage, phase)
             self._list(part, microbatch, before)
+
+    def _turns_of(self, adding: Iterable[Action]) -> dict[tuple[int, int], int]:
+        """Number each stage's microbatches in the order in which they add to its gradients."""
+        counts, turns = Counter[int](), dict[tuple[int, int], int]()
+        for stage, _, microbatch in adding:
+            if (stage, microbatch) not in turns:
+                turns[stage, microbatch] = counts[stage]
+                counts[stage] += 1
+                self.last[stage] = microbatch
+        return turns
 
     def _list(self, part: int, microbatch: int, before: int = 0) -> None:
         self.instances.append((part, microbatch, before))

@@ -105,20 +105,10 @@ class Instances:
         instance, entry = self._each(np.array([len(one.place) for one in needed]))
         later = self.base[instance] + np.concatenate([one.place for one in needed])[entry]
         target = np.concatenate([one.target for one in needed])[entry]
-        # What each part refers to: a key and a microbatch, -1 for its own; in a row, part by part.
-        keys, microbatches, firsts = list[int](), list[int](), list[int]()
-        for part in self.parts:
-            firsts.append(len(keys))
-            count = max([number + 1 for number, _, _ in part.compiled.references], default=0)
-            keys += [-1] * count
-            microbatches += [-1] * count
-            for number, phase, stage in part.compiled.references:
-                if phase != PREVIOUS:
-                    keys[firsts[-1] + number] = self._places.keys[Phase(phase).instance, stage]
-                    microbatches[firsts[-1] + number] = _microbatch(Phase(phase), stage, last)
+        firsts, keys, microbatches = self._references(last)
         writer = np.concatenate([one.writer for one in needed])[entry]
-        writer += np.array(firsts)[self.part[instance]]
-        key, microbatch = np.array(keys)[writer], np.array(microbatches)[writer]
+        writer += firsts[self.part[instance]]
+        key, microbatch = keys[writer], microbatches[writer]
         microbatch = np.where(microbatch < 0, self.microbatch[instance], microbatch)
         earlier = self._places.of(np.maximum(key, 0), microbatch, np.where(key < 0, 0, target))
         stages = np.array([part.compiled.stage for part in self.parts])[self.part]
@@ -127,6 +117,20 @@ class Instances:
         earlier[is_previous] = before[instance[is_previous]] + target[is_previous]
         keep = (earlier >= 0) & (earlier < self.stop[instance])
         return later[keep], earlier[keep]
+
+    def _references(self, last: Mapping[int, int]) -> tuple[Ints, Ints, Ints]:
+        """Return where each part's references begin, and of all of them the key (-1: the last compute before)
+        and the microbatch (-1: the instance's own)."""
+        firsts, found = list[int](), list[tuple[int, int]]()
+        for one in (part.compiled for part in self.parts):
+            firsts.append(len(found))
+            found += [(-1, -1)] * max([number + 1 for number, _, _ in one.references], default=0)
+            for number, phase, stage in one.references:
+                if phase != PREVIOUS:
+                    key = self._places.keys[Phase(phase).instance, stage]
+                    found[firsts[-1] + number] = key, _microbatch(Phase(phase), stage, last)
+        keys, microbatches = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return np.array(firsts), keys, microbatches
 
     def computed(self, stages: Ints, instances: Ints) -> Ints:
         """Return where stages have computed last before instances, -1 where they have not."""

@@ -111,8 +111,11 @@ def _corrected(pool: Pool) -> Proposals:
 
 
 def _solved_again(pool: Pool, arrangement: Arrangement, room: float) -> Evaluation | None:
+    """Try what is best in so much room, unless it is slower than the fastest if it promises as much too little,
+    or too much, as what was tried of its arrangement did."""
     again = explore(pool.context, arrangement, room, math.inf, 0.0).candidates
-    fits = sorted((c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes))
-    if fits and fits[0].least_seconds < pool.fastest:
-        return pool.try_candidate(fits[0])
-    return None
+    best = min(again, key=lambda c: (c.bytes > room, c.seconds, c.bytes), default=None)
+    if best is None or best.bytes > room or best.least_seconds >= pool.fastest:
+        return None
+    off = min(found.seconds / one.seconds for one, found in pool.errors()[arrangement])
+    return pool.try_candidate(best) if off * best.seconds < pool.fastest else None
