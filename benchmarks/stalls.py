@@ -4,9 +4,10 @@
 
 Items sleep to fetch and keep a core busy to prepare (with and, one of the unseen, without Python's lock free); the step sleeps.
 What a sleep, an item's work and a step take by themselves is measured beside it, and stalls are what plain loops lose, in turns
-before and after the analysis: over a resident batch (T1), over a loader that fetches nothing (T2), over the whole one (T3).
+before and after the analysis, the least of each: over a resident batch (T1), over a loader that fetches nothing (T2), over the
+whole one (T3).
 Rates should be within 5 %, stalls within 10 % (of themselves, or of half a step where they are less), and what binds right in
-every case, on an idle machine. ``+-`` is how far the turns' T2 are from their median.
+every case, on an idle machine. ``+`` is how much longer T2 was in the longest turn.
 With two ranks every figure is that of the slower, whose step takes a tenth longer.
 ``--unseen``: loaders of other makes instead, which no estimate was fitted to.
 ``--files``: items are files that sleep where their page is not in memory, as on a slow disk, so that phases show what is
@@ -38,6 +39,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from shardwright.core.stalls import InputRates
+from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.stalls.pages import PAGE, evict
 from shardwright.stalls import analyse
 
@@ -285,8 +287,8 @@ def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -
     turns = [turn(case, step) for _ in range(LOOP_TURNS)]
     found = analyse(case.make(case.items()), step, seconds=seconds)
     turns += [turn(case, step) for _ in range(LOOP_TURNS)]
-    compute, cached, whole = (statistics.median(each) for each in zip(*turns, strict=True))
-    apart_by = max(abs(one[1] / cached - 1) for one in turns)
+    compute, cached, whole = map(min, zip(*turns, strict=True))  # other programs only lengthen
+    longer_by = max(one[1] for one in turns) / cached - 1
     workers, cores = max(1, case.workers), found.cores / ranks
     known = InputRates(
         compute=case.batch / compute,
@@ -309,7 +311,7 @@ def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -
     if right == "WRONG" and found.rates.binding(0.0) in known.nearly_binding(0.0):
         right = f"as long as {known.binding(0.0)}"
     columns = " ".join(f"{error * 100:+6.1f}%" for error in errors)
-    given = f"{compute * 1e3:5.1f} {cached * 1e3:5.1f} +-{apart_by:4.1%} {whole * 1e3:5.1f}"
+    given = f"{compute * 1e3:5.1f} {cached * 1e3:5.1f} +{longer_by:5.1%} {whole * 1e3:5.1f}"
     told = f"{found.resident_seconds * 1e3:5.1f} {found.cached_seconds * 1e3:5.1f} {found.cold_seconds * 1e3:5.1f}"
     return (
         f"{ranks:5d} {case.workers:7d} {case.name:>12} {columns}  {given}  {told}  "
@@ -327,6 +329,7 @@ def look(
     folder: str,
 ) -> None:
     """Analyse every loader on one rank of several; the first one tells. Each rank has files of its own."""
+    die_with_launcher()
     # Workers begin as a script's do; a process that was spawned spawns its own, each of which imports torch.
     multiprocessing.set_start_method("fork", force=True)
     if folder:
@@ -385,9 +388,8 @@ def overhead() -> str:
                 stamps.clear()
                 if name == "analysed":
                     count = analyse(loader, step, batches=150).steps
-                    spent = stamps[
-                        -count:
-                    ]  # the last phase, with data out of memory as in the plain loops
+                    # A phase with data out of memory, as in the plain loops; the last has them in memory.
+                    spent = stamps[-2 * count : -count]
                 else:
                     evict(f"{folder}/{number}" for number in range(800))
                     for batch in islice(loader(), 150):

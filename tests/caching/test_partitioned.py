@@ -99,6 +99,40 @@ def test_what_a_full_host_declines_is_cached_by_the_next(tmp_path):
         assert hosts.epoch(2) == 0
 
 
+def test_what_no_host_has_room_for_is_asked_for_once(tmp_path):
+    capacity = 1 << 14  # 16 of an epoch's 90
+    with contextlib.ExitStack() as opened:
+        caches = [opened.enter_context(MinIOCache(capacity, folder=tmp_path)) for _ in range(4)]
+        servers = [opened.enter_context(CacheServer(one, "127.0.0.1:0", key=KEY)) for one in caches]
+        members = [one.address for one in servers]
+        views = [
+            opened.enter_context(
+                contextlib.closing(PartitionedCache(cache, members[:3], me, key=KEY, patience=30.0))
+            )
+            for cache, me in zip(caches[:3], members)
+        ]
+
+        def epoch():
+            """Return how many other hosts were asked, for each item that was read from storage."""
+            found = []
+            for key in range(COUNT):
+                view = views[key % 3]
+                before = view.misses, view.exchanges
+                assert len(view.get(f"{key}", lambda: bytes(1024))) == 1024
+                found += [view.exchanges - before[1]] * (view.misses - before[0])
+            return found
+
+        epoch()
+        epoch()
+        asked = epoch()
+        assert len(asked) == COUNT - 3 * 16
+        assert set(asked) == {0, 1}, "only the host that is first for the item"
+        for view in views:
+            view.set_members(members)
+        epoch()
+        assert len(epoch()) < len(asked), "a host that joins has room for more"
+
+
 def has_ended(process: int) -> bool:
     """Whether all threads of a process are stopped or gone: each may answer once more before a signal reaches
     it."""
@@ -283,11 +317,11 @@ def test_a_server_outlives_clients_that_say_nonsense(tmp_path):
         digest, soon = digest_of("a"), frames.Patience(30)
         said = [
             b"GET / HTTP/1.0\r\n\r\n" * 20,
-            frames.ASKED.pack(77, digest, 0, 0),
-            frames.ASKED.pack(frames.PUT, digest, 0, 4)
+            frames.ASKED.pack(77, digest, b"", 0, 0),
+            frames.ASKED.pack(frames.PUT, digest, b"", 0, 4)
             + frames.ANSWERED.pack(frames.GO, 4, 0)
             + b"evil",
-            frames.ASKED.pack(frames.PUT, digest, 0, 4)
+            frames.ASKED.pack(frames.PUT, digest, b"", 0, 4)
             + frames.ANSWERED.pack(frames.GO, 1 << 62, 0),
             b"",
         ]

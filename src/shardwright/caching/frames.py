@@ -13,16 +13,17 @@ import struct
 import time
 import zlib
 
-# Asked: what, digest, and of a GET start and end, of a PUT 0 and length. Answered: what, length, check of the bytes.
-ASKED, ANSWERED = struct.Struct("<B16sQQ"), struct.Struct("<BQI")
+# Asked: what, digest, and of a GET the note that no host has it, start and end, of a PUT nothing, 0 and length.
+# Answered: what, length, check of the bytes.
+ASKED, ANSWERED = struct.Struct("<B16s16sQQ"), struct.Struct("<BQI")
 GET, PUT = 1, 2
-HIT, MISS, FULL, GO, KEPT, DECLINED = range(10, 16)
+HIT, MISS, FULL, GO, KEPT, DECLINED, NOWHERE = range(10, 17)
 END = (1 << 64) - 1  # as the end of a GET: of the item
 MOST_LENGTH = 1 << 40
 # Bytes/s below which the other side is too slow: half a hard disk's, read at random.
 LEAST_PACE = 8e6
 _PIECE = 1 << 20
-_HELLO = b"SWCACHE1"
+_HELLO = b"SWCACHE2"
 _NONCE = 32
 
 

@@ -49,7 +49,7 @@ _BYTES_PER_SLOT = 4096
 class CacheState:
     """What a cache holds (all processes together), and what this process found in it.
 
-    ``declined``: some item had no room. ``hits``, ``misses``: look-ups of this process, ``read_bytes`` what it read
+    ``items``: with notes, of no bytes, that no host has room for one. ``declined``: some item had no room. ``hits``, ``misses``: look-ups of this process, ``read_bytes`` what it read
     from storage.
     """
 

@@ -1,8 +1,8 @@
 """Caches of several hosts as one: each item is cached once in the job, by a host that all work out alike.
 
 The best host for an item is the first by a hash of both (rendezvous hashing): when a host leaves, only its items move,
-and when it comes back, they are its again. One that has no room sends to the next. Whatever fails, the item is read
-from storage.
+and when it comes back, they are its again. One that has no room sends to the next; where none has, the first notes so,
+and nobody is asked after it. Whatever fails, the item is read from storage.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any
 
 from shardwright.caching import frames
 from shardwright.caching.minio import MinIOCache, digest_of
-from shardwright.caching.server import key_bytes, split_address
+from shardwright.caching.server import key_bytes, lacking, split_address
 from shardwright.errors import InputError, ShardwrightWarning
 
 _MOST_REST = 300.0  # seconds after which a host that failed again and again is asked once more
+_FOUND = frames.HIT, frames.MISS, frames.FULL, frames.NOWHERE
 
 
 class PartitionedCache:
@@ -30,8 +31,8 @@ class PartitionedCache:
 
     ``members`` are the addresses of the hosts' servers, this host's ``me`` among them, alike on all hosts. A host that
     has not answered within ``patience`` seconds (longer by what an item's bytes take at 8 MB/s), or not rightly, is
-    left alone for ``rest`` seconds, twice as long each time; meanwhile its items are those of others. ``local_hits``, ``remote_hits``, ``misses``, ``read_bytes``
-    and ``failures`` count in this process.
+    left alone for ``rest`` seconds, twice as long each time; meanwhile its items are those of others. ``local_hits``, ``remote_hits``, ``misses``, ``read_bytes``,
+    ``exchanges`` with other hosts and ``failures`` count in this process.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class PartitionedCache:
         self.cache, self.me = cache, me
         self._key, self._patience, self._rest = key_bytes(key), patience, rest
         self._peers: dict[str, _Peer] = {}
-        self.local_hits = self.remote_hits = self.misses = self.read_bytes = self.failures = 0
+        self.local_hits = self.remote_hits = self.misses = self.read_bytes = 0
+        self.exchanges = self.failures = 0
         self.set_members(members)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -65,6 +67,8 @@ class PartitionedCache:
                 f"members are all hosts of the job, each once, {self.me} among them, not {', '.join(members)}"
             )
         before, self.members = self._peers, tuple(members)
+        # What these have no room for, others may have.
+        self._job = digest_of("\n".join(sorted(members)))
         self._peers = {
             address: before.pop(address, None) or _Peer(address, self._key, self._patience)
             for address in members
@@ -117,14 +121,13 @@ class PartitionedCache:
         if here is not None:
             self.local_hits += 1
             return bytes(here[start : min(end, len(here))]), []
-        order = list(self._order(digest))
+        order, nowhere, full = list(self._order(digest)), digest_of(digest + self._job), 0
         for place, address in enumerate(order):
-            if address == self.me:
-                if not self.cache.has_declined:
-                    return None, order[place:]
-                continue
             try:
-                answer, data = self._peers[address].get(digest, start, end)
+                if address == self.me:
+                    answer, data = lacking(self.cache, nowhere), b""
+                else:
+                    answer, data = self._peer(address).get(digest, nowhere, (start, end))
             except frames.BusyError:
                 return None, []
             except OSError as error:
@@ -135,7 +138,16 @@ class PartitionedCache:
                 return data, []
             if answer == frames.MISS:
                 return None, order[place:]
+            if answer == frames.NOWHERE:
+                return None, []
+            full += 1
+        if full == len(self.members) > 1:
+            self._place(nowhere, b"", order[:1])
         return None, []
+
+    def _peer(self, address: str) -> _Peer:
+        self.exchanges += 1
+        return self._peers[address]
 
     def _order(self, digest: bytes) -> Iterator[str]:
         now = time.monotonic()
@@ -153,7 +165,7 @@ class PartitionedCache:
                     return
                 continue
             try:
-                if self._peers[address].put(digest, data):
+                if self._peer(address).put(digest, data):
                     return
             except frames.BusyError:
                 return
@@ -196,13 +208,13 @@ class _Peer:
             self._link.close()
             self._link = None
 
-    def get(self, digest: bytes, start: int, end: int) -> tuple[int, bytes]:
+    def get(self, digest: bytes, nowhere: bytes, part: tuple[int, int]) -> tuple[int, bytes]:
         """Return the answer, and the bytes of a HIT."""
 
         def ask(link: socket.socket, patience: frames.Patience) -> tuple[int, bytes]:
-            frames.send(link, patience, frames.ASKED.pack(frames.GET, digest, start, end))
+            frames.send(link, patience, frames.ASKED.pack(frames.GET, digest, nowhere, *part))
             what, length, check = _answer(link, patience)
-            if what not in (frames.HIT, frames.MISS, frames.FULL) or length > end - start:
+            if what not in _FOUND or length > part[1] - part[0]:
                 raise frames.FrameError("an answer that none should give")
             return what, frames.checked(
                 link, length, check, patience
@@ -214,7 +226,7 @@ class _Peer:
         """Return whether the host keeps an item."""
 
         def ask(link: socket.socket, patience: frames.Patience) -> bool:
-            frames.send(link, patience, frames.ASKED.pack(frames.PUT, digest, 0, len(data)))
+            frames.send(link, patience, frames.ASKED.pack(frames.PUT, digest, b"", 0, len(data)))
             what, _, _ = _answer(link, patience)
             if what == frames.GO:
                 head = frames.ANSWERED.pack(frames.GO, len(data), zlib.crc32(data))

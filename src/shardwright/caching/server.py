@@ -84,14 +84,16 @@ class CacheServer:
             link.close()
 
     def _answer(self, link: socket.socket, patience: frames.Patience) -> None:
-        what, digest, start, end = frames.ASKED.unpack(
+        what, digest, nowhere, start, end = frames.ASKED.unpack(
             frames.receive(link, frames.ASKED.size, patience)
         )
         if what not in (frames.GET, frames.PUT):
             raise frames.FrameError("a client asks for what there is not")
         found = self._cache.find(digest)
-        if what == frames.GET:
-            _give(link, patience, found, (start, end), self._cache.has_declined)
+        if what == frames.GET and found is None:
+            _say(link, patience, lacking(self._cache, nowhere))
+        elif what == frames.GET:
+            _give(link, patience, found, (start, end))
         elif found is not None:
             _say(link, patience, frames.KEPT)
         elif not self._cache.has_room(end):
@@ -109,16 +111,16 @@ class CacheServer:
             _say(link, patience, frames.KEPT if kept else frames.DECLINED)
 
 
+def lacking(cache: MinIOCache, nowhere: bytes) -> int:
+    """Return what a host says whose cache lacks an item: there may be room, others may have it, or nobody has."""
+    if not cache.has_declined:
+        return frames.MISS
+    return frames.FULL if cache.find(nowhere) is None else frames.NOWHERE
+
+
 def _give(
-    link: socket.socket,
-    patience: frames.Patience,
-    found: memoryview | None,
-    part: tuple[int, int],
-    is_full: bool,
+    link: socket.socket, patience: frames.Patience, found: memoryview, part: tuple[int, int]
 ) -> None:
-    if found is None:
-        _say(link, patience, frames.FULL if is_full else frames.MISS)
-        return
     data = found[part[0] : min(part[1], len(found))]
     head = frames.ANSWERED.pack(frames.HIT, len(data), zlib.crc32(data))
     frames.send(link, patience, head, data)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardwright.errors import InputError
-from shardwright.runtime.stalls.measure import _fetched, _modelled, _Phases
+from shardwright.runtime.stalls.measure import Analysis, _fetched, _modelled, _Phases
 from shardwright.stalls import analyse
 from shardwright.verbs.request import Watch
 
@@ -261,3 +261,28 @@ def test_any_iterable_will_do():
 def test_what_cannot_be_analysed_is_refused(loader, options, message):
     with pytest.raises(InputError, match=message):
         analyse(loader, lambda batch: None, **options)
+
+
+def test_behind_the_last_batch_that_is_timed_workers_have_more_to_do():
+    """Taking a batch is cheaper while they rest."""
+    loader = DataLoader(Items(samples=200), batch_size=2, num_workers=2, prefetch_factor=3)
+    analysis = Analysis(loader, lambda batch: None, (), lambda what, share: None)
+    analysis._begin(1.0, 8)
+    drawn = iter(range(analysis.count))
+    analysis._rest(drawn)
+    assert len(list(drawn)) >= analysis.source.ahead == 6
+
+
+def test_what_disturbs_one_turn_of_steps_is_no_stall():
+    turn, steps = 11, 0
+
+    def step(batch):
+        nonlocal steps
+        steps += 1
+        # The first with the loader, after the few on one batch and a phase of them.
+        time.sleep(0.02 if 3 + turn < steps <= 3 + 2 * turn else 0.001)
+
+    found = analyse([torch.zeros(2)] * 20, step, batches=8)
+    assert found.steps == turn
+    assert found.fetch_stall + found.prep_stall < 0.01
+    assert "longer in one turn" in found.notes[-1]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardwright.core.stalls import LEAST_BATCHES, DataFiles, InputRates, Stalls
+from shardwright.core.stalls import ALIKE, LEAST_BATCHES, DataFiles, InputRates, Stalls
 from shardwright.errors import InputError
 from shardwright.runtime.agreement import gathered
 from shardwright.runtime.stalls import pages
@@ -30,8 +30,11 @@ from shardwright.runtime.stalls.source import Loader, Source, kept
 # Steps in front of a measurement: what is made in the first ones (buffers, compiled code) is no part of a rate.
 WARM = 3
 MOST = 200  # batches of a phase
-# The passes over the picked batches: three in this process, two of the loader alone, two with the step.
-PASSES = 7
+# Steps with cold and with cached data in turns, the least of each: others may take the cores of one, or of the machine
+# for some seconds, which would count as a stall.
+TURNS = 2
+# The passes over the picked batches: three in this process, two of the loader alone, these turns with the step.
+PASSES = 5 + 2 * TURNS
 # So often a queue is left to fill, and after so many seconds it is taken to be full.
 PAUSES, MOST_PAUSE = 3, 0.5
 # Blocked for a larger share of the time in which it prepares, a loader waits for something that is not in our pages.
@@ -73,6 +76,7 @@ class Analysis:
         self.count = self.few = LEAST_BATCHES
         self.notes: list[str] = []
         self.evicted = 0.0
+        self.apart = 1.0  # longest over shortest turn of steps
         self.noted: Recorded | RecordedStream | None = None
         self.keeps_lock = False
 
@@ -86,15 +90,12 @@ class Analysis:
         self._probe(times)
         self.tell("the loader alone", 0.4)
         self._alone(times)
-        self.tell("training with data in memory", 0.6)
-        cached_by = self._cached(times)
-        self.tell("training with data out of memory", 0.8)
-        self._evict()
-        times.cold = self._with_step(self.source.some())
+        cached_by = self._known_by(times)
+        self._train(times, cached_by)
         is_ahead = self.source.workers > 0 or (not self.source.tells_workers and _overlaps(times))
         is_ahead = all(gathered(is_ahead))  # what ranks do together they do as often
         times.taken = self._taken(times) if is_ahead else 0.0
-        if cached_by == REPLAY:  # at another time; a step is longer by fetching a batch at most
+        if cached_by == REPLAY:  # a step is longer by fetching a batch at most
             times.cached = max(times.cached, times.cold - _fetched(times))
         elif cached_by == RATES:
             times.cached = _modelled(times, self.source.workers, is_ahead)
@@ -121,7 +122,7 @@ class Analysis:
         wait_for_device()
         stepped = (time.perf_counter() - drawn) / WARM
         many, few = (batches, batches) if batches else self._sizes(seconds, drawn - begin, stepped)
-        wanted = many + self.source.ahead + WARM
+        wanted = many + self._skipped + self.source.ahead
         self.source.pick(wanted)
         have = len(self.source.picked) or sum(1 for _ in islice(self.source.whole(), wanted))
         self.count = min(gathered(have))
@@ -171,7 +172,7 @@ class Analysis:
             self.notes.append(NO_FILES)
         first = self._drawn_here(self.few)
         second = self._drawn_here(self.few, record=True)
-        times.prepare = min(second.own, second.work)
+        times.prepare = min(first.work, second.own, second.work)
         # Without files there is only what was waited for at first; later the loader may have it in memory.
         times.blocked = second.blocked if self.files else first.blocked
         if not self.files and first.blocked < look.blocked / 2:
@@ -201,23 +202,30 @@ class Analysis:
         times.cold_alone = max(cold, cached) * workers
         times.cached_alone = cached * workers
 
-    def _cached(self, times: _Phases) -> str:
-        """Time steps with data in memory, and say how: where files are not all that is waited for, preparing is
+    def _known_by(self, times: _Phases) -> str:
+        """Return how steps with data in memory are known: where files are not all that is waited for, preparing is
         replayed, and where nobody can do that, only rates tell."""
         if self.files and times.blocked <= MATERIAL * times.cached_alone:
             own = PHASE
         else:
             can = self.source.workers and self.noted is not None and self.noted.spent
             own = REPLAY if can else RATES
-        how = max(gathered(own), key=KNOWN_BY.index)  # what ranks do together they do alike
-        if how == PHASE:
-            for _ in islice(self.source.some(), self.count):
-                pass
-            times.cached = self._with_step(self.source.some())
-        elif how == REPLAY and self.noted is not None:
-            given = self.source.replayed(self.noted, self.count, self.keeps_lock)
-            times.cached = self._with_step(given)
-        return how
+        return max(gathered(own), key=KNOWN_BY.index)  # what ranks do together they do alike
+
+    def _train(self, times: _Phases, cached_by: str) -> None:
+        """Time steps with data out of memory and in memory, in turns."""
+        cold, cached = list[float](), list[float]()
+        for turn in range(TURNS):
+            self.tell("training with data out of memory, and in memory", 0.5 + 0.4 * turn / TURNS)
+            self._evict()
+            cold.append(self._with_step(self.source.some()))
+            if cached_by == PHASE:  # they are there since
+                cached.append(self._with_step(self.source.some()))
+            elif cached_by == REPLAY and self.noted is not None:
+                given = self.source.replayed(self.noted, self.count, self.keeps_lock)
+                cached.append(self._with_step(given))
+        times.cold, times.cached = min(cold), min(cached, default=0.0)
+        self.apart = max(gathered(max(max(each) / min(each) for each in (cold, cached) if each)))
 
     def _with_step(self, given: Iterable[Any]) -> float:
         _together()
@@ -242,15 +250,17 @@ class Analysis:
     def _rest(
         self, given: Iterable[Any], step: Callable[[Any], object] = lambda batch: None
     ) -> float:
-        """Return the seconds of a batch. Those are left out that were ready before anybody asked.
+        """Return the seconds of a batch. Those are left out that were ready before anybody asked, and the last, behind
+        which workers have nothing to do: taking a batch is cheaper then.
 
         Workers that are equally fast deliver together, so both parts are whole rounds of them.
         """
-        workers = max(1, self.source.workers)
-        skipped = -(-(self.source.ahead + WARM) // workers) * workers
+        workers, skipped = max(1, self.source.workers), self._skipped
         if skipped > self.count // 2:
             skipped = self.count // 2 // workers * workers
-        timed = max(1, (self.count - skipped) // workers) * workers
+        rest = self.count - skipped
+        rest -= min(self.source.ahead, rest // 2)
+        timed = max(1, rest // workers) * workers
         drawn: Iterator[Any] = iter(given)
         for batch in islice(drawn, skipped):
             step(batch)
@@ -261,6 +271,12 @@ class Analysis:
             got += 1
         wait_for_device()
         return (time.perf_counter() - begin) / max(got, 1)
+
+    @property
+    def _skipped(self) -> int:
+        """Batches in front of those that are timed, in whole rounds of the workers."""
+        workers = max(1, self.source.workers)
+        return -(-(self.source.ahead + WARM) // workers) * workers
 
     def _evict(self) -> None:
         if self.files:
@@ -319,6 +335,11 @@ class Analysis:
             self.notes.append(
                 f"batches take unlike times to prepare, so that P is known within {error:.0%} only; more of them "
                 "(--batches) tell more"
+            )
+        if self.apart > ALIKE:
+            self.notes.append(
+                f"steps that do the same took {self.apart - 1:.0%} longer in one turn than in another, so that stalls are "
+                "known no better; end what else runs, unless the data set keeps in memory what it has read"
             )
         if self.files and self.evicted < 0.9:
             self.notes.append(
