@@ -2,7 +2,7 @@
 
 Hosts are network namespaces with shaped links. Stages sleep instead of computing (emulated: two cores hold four ranks), in
 forward and in backward, and a boundary takes half of that forward on its link, as two ranks alone measure it. The
-prediction is the simulator's, of the same Program, given what a forward, a backward and a transfer took. Schedules run in
+prediction is the simulator's, of the same Program, given what each stage's forwards and backwards, and a transfer, took. Schedules run in
 turns in the same processes. Exits 1 where a prediction is off by more than 5 %.
 """
 
@@ -46,12 +46,14 @@ CASE = Case(devices=2, microbatches=8, layers=4, width=32, rows=4096, naps=(0.04
 BYTES = CASE.rows * CASE.width * 4
 SHARE = 0.5  # of a forward, that a transfer takes
 WARM, MOST_OFF, TIMEOUT = 2, 0.05, 300
+COMPUTES = (Kind.FORWARD, *BACKWARD_KINDS)
+Sort = tuple[int, int]  # a kind, and a mesh
 
 
-def each(program: Program, kinds: tuple[Kind, ...]) -> Iterator[tuple[int, bool]]:
-    """Yield the instructions of some kinds, and whether each is the first of its microbatch on its mesh."""
+def each(program: Program) -> Iterator[tuple[int, bool]]:
+    """Yield the instructions that compute, and whether each is the first of its microbatch and kind on its mesh."""
     met = set[tuple[int, int, int]]()
-    for index in np.flatnonzero(np.isin(program.kind, kinds)).tolist():
+    for index in np.flatnonzero(np.isin(program.kind, COMPUTES)).tolist():
         key = int(program.kind[index]), int(program.group[index]), int(program.microbatch[index])
         yield index, key not in met
         met.add(key)
@@ -65,28 +67,28 @@ class Sleepy:
         program, part = self.executor.program, 1 / case.chunks(schedule)
         naps = {Kind.FORWARD: case.naps[0], Kind.BACKWARD: case.naps[1] + case.naps[2],
                 Kind.INPUT_GRADIENT: case.naps[1], Kind.WEIGHT_GRADIENT: case.naps[2]}  # fmt: skip
-        self.kinds = {Kind.FORWARD, *BACKWARD_KINDS}
-        self.seconds = {int(kind): list[float]() for kind in self.kinds}
-        first = {index for index, is_first in each(program, tuple(self.kinds)) if is_first}
+        self.seconds: dict[Sort, list[float]] = {}
+        first = {index for index, is_first in each(program) if is_first}
         actions = list[Any]()
         for index, action in self.executor._training.actions:
             kind = Kind(int(program.kind[index]))
-            if kind in self.kinds:
+            if kind in COMPUTES:
                 nap = part * naps[kind] if index in first else 0.0
                 first.discard(index)  # what it lets go of is an action, too
-                actions.append((index, self._timed(int(kind), action, nap)))
+                sort = int(kind), int(program.group[index])
+                actions.append((index, self._timed(self.seconds.setdefault(sort, []), action, nap)))
             else:
                 actions.append((index, action))
         self.executor._training = replace(self.executor._training, actions=tuple(actions))
 
-    def _timed(self, kind: int, action: Any, nap: float) -> Any:
+    def _timed(self, seconds: list[float], action: Any, nap: float) -> Any:
         def run() -> None:
             begin = time.perf_counter()
             action()
             time.sleep(max(0.0, nap - (time.perf_counter() - begin)))
             if nap:
-                self.seconds[kind].append(0.0)
-            self.seconds[kind][-1] += time.perf_counter() - begin
+                seconds.append(0.0)
+            seconds[-1] += time.perf_counter() - begin
 
         return run
 
@@ -115,11 +117,12 @@ def one_way(source: int, size: int, times: int = 9) -> float:
     return statistics.median(found) if found else 0.0
 
 
-def durations(program: Program, took: dict[int, float], transfer: float) -> NDArray[np.float64]:
+def durations(program: Program, took: dict[Sort, float], transfer: float) -> NDArray[np.float64]:
     """Return what every instruction takes: a microbatch's work on a mesh, and what crosses to another device."""
     found = np.zeros(program.num_instructions)
-    for index, is_first in each(program, tuple(map(Kind, took))):
-        found[index] = took[int(program.kind[index])] if is_first else 0.0
+    for index, is_first in each(program):
+        sort = int(program.kind[index]), int(program.group[index])
+        found[index] = took[sort] if is_first else 0.0
     for index in np.flatnonzero(program.kind == Kind.SEND).tolist():
         message = program.messages[int(program.item[index])]
         ends = [program.meshes[m].devices for m in (message.mesh, message.destination)]
@@ -144,10 +147,10 @@ def rank(count: int, turns: int, out: str) -> None:
                 steps[name].append(seconds)
     rows = list[Any]()
     for name, one in executors.items():
-        mine = {kind: statistics.mean(times) for kind, times in one.seconds.items() if times}
+        mine = {sort: statistics.mean(times) for sort, times in one.seconds.items()}
         every = list[Any]([None] * count)
         dist.all_gather_object(every, (steps[name], mine))
-        took = {kind: statistics.mean(ranks[1][kind] for ranks in every) for kind in mine}
+        took = {sort: seconds for ranks in every for sort, seconds in ranks[1].items()}
         measured = [max(column) for column in zip(*(ranks[0] for ranks in every), strict=True)]
         program = one.executor.program
         predicted, free = (

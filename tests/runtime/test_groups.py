@@ -7,13 +7,14 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.local_world import LocalWorld, _Shared
 from shardwright.runtime.messages import Groups
-from shardwright.runtime.world import Channel, Lanes, Link
+from shardwright.runtime.world import Channel, Lanes, Link, TorchLink, TorchWorld
 from tests import zoo
 from tests.runtime.equivalence import assert_close, captured_of, train_plain
 from tests.runtime.rehearsed import train_rehearsed
@@ -72,3 +73,18 @@ def test_ranks_that_meet_on_several_channels_have_a_lane_for_each() -> None:
     lanes = Lanes()
     asked = [((0, 1), (0, 1)), ((1, 0), (1, 0)), ((0, 1), (2, 3)), ((0, 1), (0, 1))]
     assert [lanes.of(*one) for one in asked] == [(True, 0), (False, 0), (True, 1), (True, 0)]
+
+
+@pytest.mark.torch
+def test_with_gloo_the_two_ways_between_ranks_have_a_connection_each() -> None:
+    """What a rank asks for is not kept waiting by what it sends."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = TorchWorld()
+        there, back, other = world.link(0, 1), world.link(1, 0), world.link(2, 0)
+        assert isinstance(there, TorchLink) and isinstance(back, TorchLink)
+        assert isinstance(other, TorchLink)
+        assert there.group is dist.group.WORLD is not back.group is other.group
+        world.close()
+    finally:
+        dist.destroy_process_group()

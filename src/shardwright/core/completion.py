@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Message, Program
-from shardwright.core.schedules import SCHEDULES
 
 # Gradient reduce-scatters under way on hosts' own cores, in bytes of a mesh's largest.
 UNDER_WAY = 2
@@ -58,14 +57,15 @@ def first_needs(program: Program) -> NDArray[np.int64]:
 def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (instructions, receives that a rank on a CPU asks for just before them).
 
-    A transfer begins when both ends have asked for it, so what is asked for where it is used hides behind nothing.
-    Where the order posts no receives, what a message brings for a microbatch is therefore asked for before the
+    A transfer begins when both ends have asked for it, so what is asked for where it is used hides behind nothing, and
+    what the order posts, behind its send, may be late by an action.
+    What a message brings for a microbatch is therefore asked for before the
     instruction that needs what it brought for the one before, or behind what comes first from devices of the same: ranks
     receive in the order in which others send. (On GPUs a receive that is asked for is a kernel that runs until
     then.) Not what stays on its device: that is there once it has been sent.
     """
     nothing = np.zeros(0, dtype=np.int64)
-    if len(program.meshes) == 1 or SCHEDULES[program.strategy.pipeline.schedule].posts:
+    if len(program.meshes) == 1:
         return nothing, nothing
     devices = [set(mesh.devices) for mesh in program.meshes]
     crosses = [_crosses(program, message, devices) for message in program.messages]

@@ -132,13 +132,18 @@ class TorchWorld:
         return TorchGroup(self._make(ordered, ordered))
 
     def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:
-        """Return a link: the world itself with gloo, whose messages have tags.
+        """Return a link: with gloo, whose messages have tags, the world itself or, to lower ranks, another group of it.
+
+        Gloo sends when the receiver has asked, and asks on the connection of its group on which it sends: behind
+        all that is still on its way there. So the two ways between two ranks have a connection each.
 
         With NCCL it is a lane of its own between its two ends, since unmatched sends and receives
         would wait for each other.
         """
         group = _everyone()
         ends = (source, destination)
+        if "gloo" in dist.get_backend() and source > destination:
+            group = self._make(("back",), tuple(range(self.size)))
         if "nccl" in dist.get_backend() and source != destination:
             lane, everybody = self._lanes.of(ends, channel), tuple(range(self.size))
             if group.bound_device_id is None:
