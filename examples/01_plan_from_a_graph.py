@@ -12,7 +12,7 @@ from shardwright.planner.search import search
 graph = read_graph(Path(__file__).parent / "mlp.graph.json")
 print(f"{graph.num_parameters / 1e6:.1f} M parameters, {len(graph.operators)} operators")
 
-for name in ("1x4xA100", "2x2xL4"):
+for name in ("1x2xA100", "2x1xL4"):
     frontier = search(graph, parse_cluster(name), CostTable())
     print(f"\n{name}")
     for plan in frontier.plans:

@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -11,13 +12,15 @@ settings.register_profile("shardwright", deadline=None)
 settings.load_profile("shardwright")
 
 
-@pytest.fixture
-def short_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def short_climbs() -> Iterator[None]:
     """Climbs as short as they may be, for tests of anything but how far refinement comes: otherwise
-    it is a third of a small search."""
+    it is a third of a small search. All of a file, since its tests share answers."""
     from shardwright.planner.search.proposers import refine
 
-    monkeypatch.setattr(refine, "MOVES", refine.LEAST_MOVES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refine, "MOVES", refine.LEAST_MOVES)
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

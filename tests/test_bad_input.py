@@ -65,13 +65,18 @@ def test_small_missing_memory_is_told_in_a_unit_that_shows_it(tmp_path: Path) ->
     assert "KiB per device instead of 1.00 KiB (--memory-limit" in said
 
 
-def test_the_seed_of_hashing_changes_no_byte_of_a_plan(
+def test_another_process_with_other_threads_and_another_hash_seed_gives_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Threads of numpy and Numba; a command has as many of torch's as OMP_NUM_THREADS says, here and there."""
     (tmp_path / "net.py").write_text(MODEL)
-    here = shardwright("plan", "net.py:build", *PLANNED, "-o", "here", folder=tmp_path)
+    words = ("plan", "net.py:build", *PLANNED)
+    here = shardwright(*words, "-o", "here", folder=tmp_path)
+    threads = str(1 + int(os.environ.get("OMP_NUM_THREADS", "1")))
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     monkeypatch.setenv("PYTHONHASHSEED", seed)
-    there = fresh("plan", "net.py:build", *PLANNED, "-o", "there", folder=tmp_path)
+    for name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, threads)
+    there = fresh(*words, "-o", "there", folder=tmp_path)
     assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
     assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()

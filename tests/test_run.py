@@ -64,16 +64,6 @@ def planned(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
-def test_a_resumed_run_continues_bit_for_bit(planned: Path) -> None:
-    pick = (planned / "pick").read_text()
-    words = ("run", "plan.json", "net.py:build", "--pick", pick)
-    whole = finish(*words, "-n", "6", folder=planned)
-    first = finish(*words, "-n", "3", "--checkpoint-dir", "ck", folder=planned)
-    rest = finish(*words, "-n", "6", "--checkpoint-dir", "ck", "--resume", folder=planned)
-    assert rest["first_step"] == 3
-    assert first["losses"] + rest["losses"] == whole["losses"]  # type: ignore[operator]
-
-
 DATA = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

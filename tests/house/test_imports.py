@@ -2,7 +2,6 @@
 
 import ast
 import importlib.machinery
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -24,35 +23,18 @@ WITHOUT_TORCH = {
 def modules_after(code):
     script = f"{code}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("code", WITHOUT_TORCH.values(), ids=WITHOUT_TORCH.keys())
-def test_importing_loads_no_torch(code):
-    assert "torch" not in modules_after(code)
-
-
-def test_help_loads_neither_torch_nor_the_planner():
-    code = (
-        "import sys\n"
-        "from typer.main import get_command\n"
-        "from shardwright.cli import app\n"
-        "get_command(app).main(['plan', '--help'], standalone_mode=False)\n"
-    )
-    loaded = modules_after(code)
-    assert not loaded & {"torch", "numba", "plotly", "shardwright.planner.search"}
-
-
-def test_rooms_import_downwards_only():
-    assert importlib.util.find_spec("importlinter"), "install the extra 'test'"
-    done = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()",
-         "--no-cache"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_importing_loads_no_torch():
+    """All in one process: the first that loads it is named."""
+    lines = ["import sys"]
+    for name, code in WITHOUT_TORCH.items():
+        lines += [code, f"assert 'torch' not in sys.modules, {name!r}"]
+    modules_after("\n".join(lines))
 
 
 def test_planning_a_profile_loads_neither_torch_nor_what_plans_models(tmp_path):

@@ -22,7 +22,8 @@ from shardwright.planner.space import find_samples
 from shardwright.verbs.narrate import axis_words
 from tests.planner.search.models import cluster, images, mlp, opaque, residual, squares
 
-FRONTIERS = 40 if "SHARDWRIGHT_LAWS" in os.environ else 6
+MANY = "SHARDWRIGHT_LAWS" in os.environ
+FRONTIERS = 40 if MANY else 6
 DEGREES = re.compile(r"([a-z]+(?: parallel| split)?) x (\d+(?: x \d+)*)")
 GRID = re.compile(r"^(from )?(summa|tesseract|cube) ")
 
@@ -95,6 +96,7 @@ def wrong_claims(graph: OperatorGraph, strategy: Strategy) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(FRONTIERS))
+@pytest.mark.usefixtures(*(() if MANY else ("short_climbs",)))
 def test_every_label_says_what_the_program_splits(seed: int) -> None:
     graph, found = searched(seed)
     if found is None:

@@ -31,7 +31,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.loss import NUM_RIDING
 from tests import zoo
-from tests.runtime.equivalence import StrategyBuilder, assert_equivalent, batches
+from tests.runtime.equivalence import StrategyBuilder, assert_equivalent, batches, captured_of
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -335,11 +335,10 @@ def test_a_norm_in_elementary_operators_stays_split_and_trains_as_one_process() 
 
 def twenty_losses(grid: Grid) -> list[float]:
     """Train twenty steps on this rank."""
-    module, batch = zoo.gpt()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.gpt)
     program = lower(captured.graph, grid_strategy(captured.graph, grid))
     adam = partial(torch.optim.AdamW, lr=1e-3)
-    executor = Executor(captured, program, module, optimizer=adam)
+    executor = Executor(captured, program, copy.deepcopy(module), optimizer=adam)
     return [float(executor.step(one)) for one in batches(batch, 20)]
 
 

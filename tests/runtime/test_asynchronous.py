@@ -188,7 +188,7 @@ def assert_equal(
 
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("mode", MODES)
-def test_fifty_minibatches_with_fill_and_drain_are_those_of_the_slots(
+def test_twenty_minibatches_with_fill_and_drain_are_those_of_the_slots(
     stages: int, mode: str
 ) -> None:
     """With dropout, weight decay, a learning rate that falls, and activations computed again or not."""
@@ -196,7 +196,7 @@ def test_fifty_minibatches_with_fill_and_drain_are_those_of_the_slots(
     names = list(RULES)
     kind = names[(stages + MODES.index(mode)) % len(names)]
     rule, optimizer = RULES[kind]
-    data, decay = batches(50), 0.97
+    data, decay = batches(20), 0.97
 
     def rate(slot: int) -> float:
         return 0.02 * decay ** min(slot, len(data))

@@ -102,8 +102,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         pytest.param(0, Kind.FORWARD, id="rank 0 forward"),
         pytest.param(1, Kind.BACKWARD, id="rank 1 backward"),
         pytest.param(0, Kind.MESSAGE, id="rank 0 collective"),
-        pytest.param(1, Kind.MESSAGE, id="rank 1 collective"),
-        pytest.param(0, Kind.UPDATE, id="rank 0 update"),
         pytest.param(1, Kind.UPDATE, id="rank 1 update"),
         pytest.param(1, 0, id="rank 1 its tensors"),
         pytest.param(0, 1, id="rank 0 the manifest"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
 
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, has_rule, seed_strategy
 from shardwright.runtime import verify
-from shardwright.runtime.capture import Captured, capture, load_model
+from shardwright.runtime.capture import capture, load_model
 from shardwright.verbs.coverage import (
     cost_share,
     coverage,
@@ -24,7 +25,6 @@ from tests import zoo
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-Statistics = Literal["local", "synchronised"]
 LARGEST_SHARE = 0.05  # of modelled cost in operators that cannot be split
 # One architecture of each kind, at the sequence lengths that keep the test short.
 CHOSEN = {
@@ -33,23 +33,20 @@ CHOSEN = {
 }  # fmt: skip
 
 
-def captured_whole(name: str, seq: int | None, over: Statistics = "local") -> Captured:
-    source = load_model(f"hf:{name}")
-    return capture(source.build(), source.example(4, seq), batch_norm=over, name=name)
-
-
-@pytest.mark.parametrize("name", CHOSEN)
-def test_an_architecture_is_captured_whole_and_hardly_anything_stays_whole(name: str) -> None:
-    graph = captured_whole(name, CHOSEN[name]).graph
+def splits_of_whole(graph: OperatorGraph) -> Strategy:
+    """Split a graph at random, of which hardly anything stays whole."""
     assert all(has_rule(operator.kind) for operator in graph.operators)
     found = coverage(graph)
     assert found.num_with_rule == found.num_operators
     assert found.replicated_share < LARGEST_SHARE
+    return random_splits(graph)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_an_architecture_split_at_random_trains_as_one_process_does(name: str) -> None:
-    proof = try_training(f"hf:{name}", random_splits, CHOSEN[name])
+def test_an_architecture_is_captured_whole_and_split_at_random_trains_as_one_process_does(
+    name: str,
+) -> None:
+    proof = try_training(f"hf:{name}", splits_of_whole, CHOSEN[name])
     assert proof.is_equal, proof
     assert proof.split_share > 0.3
 
@@ -70,7 +67,8 @@ def test_layers_written_as_products_with_a_weight_are_tensor_parallel_too(name: 
 
 
 def test_samples_are_split_on_behind_statistics_of_the_whole_batch() -> None:
-    graph = captured_whole("resnet-tiny", None, "synchronised").graph
+    source = load_model("hf:resnet-tiny")
+    graph = capture(source.build(), source.example(4), batch_norm="synchronised").graph
     configs = data_parallel(graph).configs
     assert cost_share(graph, lambda index: any(configs[index].dims)) > 0.99
 

@@ -35,9 +35,9 @@ def example_batch(batch_size=8):
 
 
 @pytest.fixture(scope="module")
-def found() -> Survey:
+def found(short_climbs) -> Survey:
     where = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
-    graph = residual(batch=16, width=64, depth=3, classes=16)
+    graph = residual(batch=16, width=64, depth=1, classes=16)
     return survey(graph, where, CostTable(), limits=FEW).settled()
 
 

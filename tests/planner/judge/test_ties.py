@@ -45,9 +45,9 @@ def test_simpler_is_less_zero_fewer_microbatches_and_no_refinement() -> None:
 
 
 @pytest.fixture(scope="module", params=[1e9, 1e7])
-def found(request) -> Survey:
+def found(request, short_climbs) -> Survey:
     where = cluster(1, 4, flops=1e10, near=request.param, far=1e8)
-    graph, few = residual(batch=16, width=64, depth=3, classes=16), Limits(max_candidates=2)
+    graph, few = residual(batch=16, width=64, depth=1, classes=16), Limits(max_candidates=2)
     return survey(graph, where, CostTable(), limits=few)
 
 

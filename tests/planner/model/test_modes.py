@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.lower import lower
@@ -12,6 +14,8 @@ from shardwright.planner.model.modes import KEEP, find_modes
 from shardwright.planner.search import Limits, Training, search
 from tests.planner.lower.test_lower import transformer_like
 from tests.planner.search.models import cluster, mlp
+
+pytestmark = pytest.mark.usefixtures("short_climbs")
 
 GRAPH = transformer_like(layers=6)
 FEW = Limits(max_candidates=2)

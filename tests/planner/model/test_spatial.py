@@ -19,6 +19,7 @@ from shardwright.planner.search.named import asked_for, least_seconds, named_str
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from tests.planner.search.models import cluster, images, mlp
 
+pytestmark = pytest.mark.usefixtures("short_climbs")
 SLOW = {"flops": 1e11, "near": 1e10, "far": 1e9}
 
 

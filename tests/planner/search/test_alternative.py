@@ -13,7 +13,9 @@ from shardwright.planner.search import Limits, Wish, search, why_not
 from shardwright.planner.space import find_samples
 from tests.planner.search.models import cluster, opaque, residual
 
-GRAPH = residual(batch=64, width=64, depth=3, classes=16)
+pytestmark = pytest.mark.usefixtures("short_climbs")
+
+GRAPH = residual(batch=64, width=64, depth=2, classes=16)
 FEW = Limits(max_candidates=2)
 MACHINE = cluster(1, 8, flops=1e10, near=1e9, far=1e8)
 

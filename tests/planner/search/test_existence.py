@@ -15,7 +15,7 @@ from tests.planner.search.models import cluster, residual
 pytestmark = pytest.mark.usefixtures("short_climbs")
 
 GRAPH = residual(batch=16, width=32, depth=2, classes=16)
-MACHINE = cluster(2, 2, flops=1e10, near=1e9, far=1e8)
+MACHINE = cluster(2, 1, flops=1e10, near=1e9, far=1e8)
 BASE = {"training": Training()}
 FEW = Limits(max_candidates=2)
 
@@ -50,17 +50,18 @@ def test_a_deadline_is_met_or_nothing_is_returned() -> None:
 
 
 def test_clusters_grow_by_whole_hosts_like_the_last() -> None:
-    larger = grown(MACHINE, 6)
+    machine = cluster(2, 2)
+    larger = grown(machine, 6)
     assert larger is not None
     assert [device.host for device in larger.devices] == [1, 1, 2, 2, 3, 3]
-    assert larger.switches[3].link == MACHINE.switches[2].link
+    assert larger.switches[3].link == machine.switches[2].link
     assert len({switch.name for switch in larger.switches}) == len(larger.switches)
-    assert grown(MACHINE, 5) is None
+    assert grown(machine, 5) is None
 
 
 def test_more_devices_help_where_memory_is_short() -> None:
     needed = smallest_bytes()
-    larger = grown(MACHINE, 8)
+    larger = grown(MACHINE, 4)
     assert larger is not None
     limits = Limits(memory_bytes=0.8 * needed)
     assert some_plan(GRAPH, MACHINE, CostTable(), limits=limits, **BASE) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
+
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Objective
 from shardwright.planner.judge.evaluate import evaluate
@@ -18,6 +20,8 @@ from shardwright.planner.search.proposers.additive import on_all
 from shardwright.planner.search.proposers.gaps import filled
 from shardwright.planner.search.steering import CANDIDATES
 from tests.planner.search.models import cluster, residual
+
+pytestmark = pytest.mark.usefixtures("short_climbs")
 
 GRAPH = residual(batch=64, width=64, depth=3, classes=16)
 MACHINE = cluster(1, 4, flops=1e10, near=1e9, far=1e8)

@@ -24,7 +24,7 @@ FEW = Limits(max_candidates=2)
 
 
 def problem(hosts: int, devices: int) -> tuple[OperatorGraph, Cluster, CostTable]:
-    graph = residual(batch=64, width=64, depth=3, classes=16)
+    graph = residual(batch=16, width=64, depth=1, classes=16)
     return graph, cluster(hosts, devices, **SLOW), CostTable()
 
 

@@ -17,6 +17,7 @@ from shardwright.planner.search.named import asked_for, grid_strategies, least_s
 from shardwright.planner.space import ModulePart, Placement, Seed
 from tests.planner.search.models import cluster, images, residual
 
+pytestmark = pytest.mark.usefixtures("short_climbs")
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 
 
@@ -147,7 +148,7 @@ def test_the_quick_bound_lies_below_the_simulated_grid(devices: int) -> None:
 
 
 def test_no_plan_is_shown_with_a_bound_above_it() -> None:
-    known = context(8)
+    known = context(4)
     frontier = search(known.graph, known.cluster, CostTable(), limits=Limits(max_candidates=4))
     for plan in frontier.plans:
         bound = plan.bound.step_seconds if plan.bound else -math.inf

@@ -1,17 +1,12 @@
 """The whole search: legal, never worse than data parallel, deterministic, honest in failure."""
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 
-from shardwright.core.codec import dumps, encode
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
@@ -239,30 +234,6 @@ def test_a_limit_that_nothing_meets_says_how_much_is_missing_where() -> None:
         search(large(), cluster(1, 2, **SLOW), CostTable(), limits=limits)
 
 
-ANSWER = """
-from shardwright.core.codec import dumps, encode
-from shardwright.planner.search.proposers import refine
-from tests.planner.search.test_search import answered, large
-
-refine.MOVES = refine.LEAST_MOVES  # short climbs here too
-print(dumps([encode(plan) for plan in answered(large, 2).plans]))
-"""
-
-
-def test_another_process_with_other_threads_and_another_hash_seed_gives_the_same_bytes() -> None:
-    root = str(Path(__file__).resolve().parents[3])
-    threads = str(1 + int(os.environ.get("OMP_NUM_THREADS", "1")))
-    seed = str(hash("strings") % 1000 + 1)  # another one in every process that has none set
-    there = subprocess.run(
-        [sys.executable, "-c", ANSWER], capture_output=True, check=True, cwd=root, timeout=300,
-        env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads,
-                          "NUMBA_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-                          "PYTHONPATH": os.pathsep.join([root, *sys.path])},
-    ).stdout  # fmt: skip
-    here = dumps([encode(plan) for plan in answered(large, 2).plans])
-    assert there.decode().strip() == here.strip()
-
-
 def test_stopping_at_once_still_returns_a_complete_plan_that_says_so() -> None:
     graph, where = large(), cluster(1, 4, **SLOW)
     best = search(graph, where, CostTable(), stop=lambda: True).best
@@ -316,7 +287,7 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
 
 
 def test_a_second_free_axis_is_searched_and_finds_what_one_does_not(monkeypatch) -> None:
-    graph = residual(batch=32, width=128, depth=2, classes=32768)
+    graph = residual(batch=32, width=128, depth=1, classes=32768)
     where = cluster(2, 4, flops=1e11, near=20e9, far=1e9)
     best = search(graph, where, CostTable(), limits=FEW).best
     assert best.strategy.meshes[0].axes[0] == "outer"
