@@ -10,6 +10,8 @@ from rich.console import Console
 from shardwright.errors import InputError
 from shardwright.report.pipelines import pipeline_tables, pipeline_values
 from shardwright.verbs.pipelines import PipelineRequest, draw_plan, plan_profile
+from shardwright.verbs.request import Request
+from shardwright.verbs.study import study
 
 LINE = "{} -- Linear -- forward_compute_time={}, backward_compute_time=0.0, activation_size={}, parameter_size={}"
 
@@ -52,6 +54,19 @@ def test_levels_cannot_be_split(profile: Path) -> None:
 
 
 ORDER = "0F0 0F1 0I0 0W0 0I1 0W1\n1F0 1I0 1F1 1I1 1W0 1W1\n"
+NO_ORDERS = [
+    (ORDER.replace(" 1W1", ""), r"line 3: .*lacks actions: 1W1; correct it"),
+    (ORDER.replace("0F1", "0F1 0F1"), r"line 2: .*lists actions twice: 0F1; correct it"),
+    (ORDER.replace("1F1", "2F1"), r"line 3: .*actions that there are not: 2F1|lacks actions: 1F1.*; correct it"),
+    (ORDER.replace("1F0 1I0", "1I0 1F0"), r"line 3: .*wait for each other.* 1I0 .* reorder them"),
+    (ORDER.replace("0I0 0W0", "0W0 0I0"), r"line 2: .*wait for each other.* 0W0 .* W\(s, m\) follows I"),
+    ("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1\n", r"line 2: .*wait for each other: .* 0B0 1F1 .* reorder them"),
+    ("0F0 0F1 0B0 0B1\n1F1 1F0 1B0 1B1\n", r"line 3: .*in one order.* 1,0; make them equal"),
+    (ORDER.replace("0F0", "0Q0"), r"line 2: .*not '0Q0'; correct it"),
+    (ORDER.replace("0F1", "0F-1"), r"line 2: .*not '0F-1'; correct it"),
+    (ORDER.replace("0F1", "0F\u0661"), r"line 2: .*not '0F.*'; correct it"),
+    (ORDER + "2F0 2B0 2F1 2B1\n", r"has 3 \(the last in line 4\); give"),
+]  # fmt: skip
 
 
 def test_an_order_in_a_file_is_planned_for_as_many_workers_as_it_has_rows(
@@ -71,22 +86,19 @@ def test_an_order_in_a_file_is_planned_for_as_many_workers_as_it_has_rows(
     assert picture.read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (ORDER.replace(" 1W1", ""), r"lacks actions: 1W1 \(row 1\); correct it"),
-        (ORDER.replace("1F0 1I0", "1I0 1F0"), r"wait for each other.*1I0 \(row 1\).* reorder them"),
-        (ORDER.replace("0F0", "0Q0"), r"not '0Q0' \(row 0\); correct it"),
-        (ORDER + "2F0 2B0 2F1 2B1\n", r"3 rows.*give --workers 3"),
-    ],
-)
-def test_what_is_no_order_is_told_with_row_action_and_remedy(
-    profile: Path, tmp_path: Path, text: str, said: str
+def test_what_is_no_order_is_told_with_file_line_value_and_remedy(
+    profile: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "order.txt"
-    path.write_text(text)
-    with pytest.raises(InputError, match=said):
-        plan_profile(profile, PipelineRequest(workers="2", bandwidth="1e9", order=str(path)))
+    """Also where it is of a model's parts, before the model is looked at."""
+    path, parts = tmp_path / "order.txt", tmp_path / "parts.toml"
+    parts.write_text("".join(f'[[part]]\nmodules = ["{k}"]\ndevices = [{k}]\n' for k in (0, 1)))
+    for text, said in NO_ORDERS:
+        path.write_text(f"# as many workers as rows\n{text}")
+        with pytest.raises(InputError, match=rf"order\.txt(, |: .*){said}"):
+            plan_profile(profile, PipelineRequest(workers="2", bandwidth="1e9", order=str(path)))
+        request = Request(seed_plan=str(parts), order=str(path))
+        with pytest.raises(InputError, match=rf"order\.txt(, |: .*){said}"):
+            study("not_there.py:build", "1x2xA100", request)
 
 
 def test_an_order_and_a_schedule_exclude_each_other(profile: Path) -> None:

@@ -8,30 +8,50 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.errors import InputError
 from shardwright.files.limits import read_text
 
 MAX_FILE_BYTES = 16 * 2**20
+MOST_ROWS = 1024  # as many parts as a parts file may have
 REMEDY = "docs/guides/schedules.md shows one"
 
 
-def read_order(path: str | Path) -> tuple[tuple[str, ...], int]:
-    """Read the rows of an order file, actions parted by single spaces, and count its microbatches.
+class OrderFile(NamedTuple):
+    """The rows of an order file, actions parted by single spaces, the line of each, and how many microbatches
+    they name."""
 
-    What is no action is for others to refuse. Raises InputError.
-    """
+    rows: tuple[str, ...]
+    lines: tuple[int, ...]
+    microbatches: int
+
+
+def read_order(path: str | Path) -> OrderFile:
+    """Read an order file. What is no action is for others to refuse. Raises InputError."""
     text = read_text(path, MAX_FILE_BYTES, "an order file", REMEDY)
-    rows = [" ".join(line.split("#")[0].replace(",", " ").split()) for line in text.splitlines()]
-    rows = [row for row in rows if row]
-    if not rows:
+    found = {
+        number: " ".join(line.split("#")[0].replace(",", " ").split())
+        for number, line in enumerate(text.split("\n"), 1)
+    }
+    found = {number: row for number, row in found.items() if row}
+    if not found:
         raise InputError(f"{path} has no actions; write a row for every worker, {REMEDY}")
-    numbers = [int(number) for row in rows for number in re.findall(r"[FBIW](\d{1,6})\b", row)]
-    count = 1 + max(numbers, default=0)
-    if count > MOST_MICROBATCHES:
+    if len(found) > MOST_ROWS:
         raise InputError(
-            f"a step has at most {MOST_MICROBATCHES:,} microbatches, numbered from 0, but {path} names "
-            f"microbatch {count - 1:,}; number them from 0, or make microbatches of more samples"
+            f"{path}, line {list(found)[MOST_ROWS]}: an order has at most {MOST_ROWS:,} rows, one for every worker, "
+            f"but there are {len(found):,}; write all that a worker runs in its row, {REMEDY}"
         )
-    return tuple(rows), count
+    most, at = max((_last(row), number) for number, row in found.items())
+    if most >= MOST_MICROBATCHES:
+        raise InputError(
+            f"{path}, line {at}: a step has at most {MOST_MICROBATCHES:,} microbatches, numbered from 0, but here is "
+            f"microbatch {most:,}; number them from 0, or make microbatches of more samples"
+        )
+    return OrderFile(tuple(found.values()), tuple(found), 1 + most)
+
+
+def _last(row: str) -> int:
+    """Return the highest microbatch that a row names."""
+    return max(map(int, re.findall(r"[FBIW]([0-9]{1,6})\b", row)), default=0)

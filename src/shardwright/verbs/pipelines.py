@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,6 +14,7 @@ from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.workers import read_bandwidths, read_levels, read_workers
 from shardwright.verbs.options import options_of
+from shardwright.verbs.orders import read_lines
 from shardwright.verbs.request import PipelineRequest
 
 if TYPE_CHECKING:
@@ -131,16 +133,14 @@ def _check_size(workers: int, microbatches: int, most: int) -> None:
 
 def _order(request: PipelineRequest) -> tuple[tuple[Line, ...], int]:
     """Return the order in the request's file, none where no file is named, and the microbatches."""
-    from shardwright.files.orderfile import read_order
-    from shardwright.planner.schedule import written
-
     if not request.order:
         return (), request.microbatches
-    rows, count = read_order(request.order)
-    try:
-        return written(rows), count
-    except ValueError as error:
-        raise InputError(f"{request.order}: {error}") from None
+    levels = read_levels(request.workers)
+    workers = (
+        math.prod(levels) if levels else sum(one.count for one in read_workers(request.workers))
+    )
+    file, lines = read_lines(request.order, workers, "give as many --workers")
+    return lines, file.microbatches
 
 
 def _by_order(
@@ -148,11 +148,6 @@ def _by_order(
 ) -> PipelineStudy:
     from shardwright.layerwise import study_orders
 
-    if lines and len(lines) != problem.num_workers:
-        raise InputError(
-            f"the order has {len(lines)} rows, one for each worker, but there are "
-            f"{problem.num_workers} workers; give --workers {len(lines)}"
-        )
     try:
         return study_orders(problem, schedule, lines)
     except ValueError as error:

@@ -16,7 +16,6 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.schedules import refusal
 from shardwright.errors import InputError, NoPlan
-from shardwright.files.orderfile import read_order
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.planner.search import (
@@ -37,6 +36,7 @@ from shardwright.verbs.compression import notes_of
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import fitted_costs
 from shardwright.verbs.narrate import spread_of
+from shardwright.verbs.orders import read_lines
 from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import MCMC_SECONDS, Request, Watch
 from shardwright.verbs.results import Study
@@ -71,7 +71,8 @@ def study(
         spacing=request.spacing,
         staleness=request.staleness,
     )
-    given = _fitted(request, is_local=is_here(cluster))  # refused before anything is measured
+    wanted = _wanted(request.seed_plan, request.order)  # both refused before anything is measured
+    given = _fitted(request, is_local=is_here(cluster))
     machine, is_local = find_cluster(cluster, watch)
     request = replace(request, precision=possible_precision(machine, request.precision))
     watch.tell("capturing the model", 0.0)
@@ -85,7 +86,7 @@ def study(
         (machine, num_links), share = _with_links(machine, watch), 0.5
     else:
         given = _with_known(given, machine, request)
-    solver = _Solver(graph, machine, request, limits, watch)
+    solver = _Solver(graph, machine, request, limits, watch, wanted)
     solver.share = share
     question = Question(
         model=model,
@@ -178,10 +179,11 @@ class _Solver:
         request: Request,
         limits: Limits,
         watch: Watch,
+        wanted: str | Placement,
     ) -> None:
+        self.wanted = wanted
         self.graph, self.machine, self.request = graph, machine, request
         self.goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]
-        self.wanted = _wanted(request.seed_plan, request.order)
         self.how: dict[str, Any] = {
             "training": training_for(request),
             "limits": limits,
@@ -313,7 +315,12 @@ def _wanted(text: str, order_file: str) -> str | Placement:
     file = read_parts(text)
     order, count = tuple(file.order or ()), file.num_microbatches
     if order_file:
-        order, count = read_order(order_file)
+        crews: dict[frozenset[int], list[int]] = {}
+        for number, part in enumerate(file.part):
+            crews.setdefault(frozenset(part.devices), []).append(number)
+        remedy = f"give {text} as many sets of devices as there are rows, or the reverse"
+        read, _ = read_lines(order_file, len(crews), remedy, tuple(map(tuple, crews.values())))
+        order, count = read.rows, read.microbatches
     whole = Seed(num_microbatches=count, schedule=file.schedule, recompute=file.recompute)
     parts = tuple(
         ModulePart(

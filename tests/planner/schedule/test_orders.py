@@ -245,7 +245,7 @@ CREWS = "0F0 0F1 0B0 0B1"
         ((CREWS, "1F0 1B0 1B1 1F1"), "wait for each other"),
         ((CREWS, "1F0 1X0"), "such as 2F0 or 1B3, not '1X0'"),
         ((CREWS, "1F0 1I0 1F1 1B1"), r"lacks actions: 1W0 \(row 1\)"),
-        ((CREWS, "1F0 1W0 1F1 1I0 1B1"), r"wait for each other.* 1W0 \(row 1\)"),
+        ((CREWS, "1F0 1W0 1F1 1I0 1B1"), r"wait for each other.* 1W0 .*\(row 1\); reorder"),
         ((CREWS, "1F0 1I0 1F1 1W0 1B1 1W1"), r"names actions that there are not: 1B1 \(row 1\)"),
     ],
 )

@@ -8,6 +8,7 @@ from shardwright.planner.schedule.pipeline import (
     Action,
     Crews,
     Line,
+    OrderError,
     check_order,
     global_order,
     held,
@@ -19,7 +20,7 @@ from shardwright.planner.schedule.program import order_of, program_order
 from shardwright.planner.schedule.searched import search_order, timed_order
 
 __all__ = [
-    "Action", "Crews", "Line", "Replay", "Room", "StageTimes", "check_order", "finish_time", "folded",
+    "Action", "Crews", "Line", "OrderError", "Replay", "Room", "StageTimes", "check_order", "finish_time", "folded",
     "global_order", "held", "merge_gradients", "most_bytes", "order_of", "pipeline_order",
     "program_order", "replay", "search_order", "side_by_side", "timed_order", "written",
 ]  # fmt: skip

@@ -41,6 +41,14 @@ class Action(NamedTuple):
 Line = tuple[Action, ...]
 
 
+class OrderError(ValueError):
+    """What is wrong with an order, what to do, and in which row, counted from 0."""
+
+    def __init__(self, problem: str, remedy: str, row: int | None = None) -> None:
+        super().__init__(f"{problem}{'' if row is None else f' (row {row})'}; {remedy}")
+        self.problem, self.remedy, self.row = problem, remedy, row
+
+
 def alone(num_stages: int) -> Crews:
     """Return crews of one stage each."""
     return tuple((stage,) for stage in range(num_stages))
@@ -58,7 +66,7 @@ def halved(line: Line) -> Line:
 def written(text: Sequence[str]) -> tuple[Line, ...]:
     """Read an order: a line per crew of actions such as ``2F0`` and ``1B3``, parted by spaces.
 
-    Raises ValueError where something else is written.
+    Raises OrderError where something else is written.
     """
     return tuple(
         tuple(_action(word, row) for word in line.split()) for row, line in enumerate(text)
@@ -66,17 +74,19 @@ def written(text: Sequence[str]) -> tuple[Line, ...]:
 
 
 def _action(word: str, row: int) -> Action:
-    found = re.fullmatch(r"(\d{1,6})([FBIW])(\d{1,6})", word)
+    found = re.fullmatch(r"([0-9]{1,6})([FBIW])([0-9]{1,6})", word)
     if not found:
-        raise ValueError(
-            f"an action is a mesh, F, B, I or W, and a microbatch, such as 2F0 or 1B3, not "
-            f"{word[:SHOWN]!r} (row {row}); correct it"
+        raise OrderError(
+            "an action is a mesh, F, B, I or W, and a microbatch, such as 2F0 or 1B3, not "
+            f"{word[:SHOWN]!r}",
+            "correct it",
+            row,
         )
     return Action(int(found[1]), cast(Phase, found[2]), int(found[3]))
 
 
 def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> None:
-    """Raise ValueError where an order is not complete, or not one that lowering can take.
+    """Raise OrderError where an order is not complete, or not one that lowering can take.
 
     ``crews`` are the meshes of each; every crew has a line, in any order of lines. See the head of
     this module for the rules.
@@ -107,20 +117,28 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
     ):
         if some:
             at = row.get(some[0], row_of.get(some[0].mesh))
-            raise ValueError(
+            raise OrderError(
                 "an order has F, and B or I and W, of every microbatch on every mesh once, "
                 f"{len(meshes)} meshes and {num_microbatches} microbatches, but this one "
-                f"{what}: {_named(some)}{'' if at is None else f' (row {at})'}; correct it"
+                f"{what}: {_named(some)}",
+                "correct it",
+                at,
             )
-    wanted = sorted(map(sorted, crews))
-    found = sorted(sorted({action.mesh for action in line}) for line in lines)
-    if wanted != found:
-        raise ValueError(
+    wanted, found = (sorted(map(sorted, some)) for some in (crews, _meshes_of(lines)))
+    if wanted != found or sum(map(len, found)) != len(meshes):
+        strays = [row for row, some in enumerate(_meshes_of(lines)) if sorted(some) not in wanted]
+        raise OrderError(
             f"an order has one line per crew of devices, with all of their meshes, {wanted}, but "
-            f"these lines are of meshes {found}; join or part lines"
+            f"these lines are of meshes {found}",
+            "join or part lines",
+            strays[0] if strays else None,
         )
     _check_sequences(lines)
     global_order(lines)
+
+
+def _meshes_of(lines: Sequence[Line]) -> list[set[int]]:
+    return [{action.mesh for action in line} for line in lines]
 
 
 def phases_of(listed: Container[Action], mesh: int, microbatch: int) -> tuple[Phase, ...]:
@@ -138,11 +156,13 @@ def _check_sequences(lines: Sequence[Line]) -> None:
         for mesh, sequence in sequences.items():
             if sequence != sequences[first]:
                 name = "forwards" if phase == "F" else "backwards"
-                raise ValueError(
+                raise OrderError(
                     f"all meshes run the {name} of microbatches in one order, since links keep it "
                     "and the last backward synchronises gradients, but mesh "
                     f"{first} runs {_numbers(sequences[first])} and mesh {mesh} "
-                    f"{_numbers(sequence)}; make them equal"
+                    f"{_numbers(sequence)}",
+                    "make them equal",
+                    [mesh in some for some in _meshes_of(lines)].index(True),
                 )
 
 
@@ -160,18 +180,29 @@ def global_order(lines: Sequence[Line], travel: int = 0) -> list[Action]:
 
     The list keeps every crew's own order, and F(s, m) follows F(s-1, m), B(s, m) follows B(s+1, m)
     and F(s, m), W(s, m) follows I(s, m), which else is as B. Crews take turns, so that the list reads roughly in time order; what one crew hands
-    to another arrives ``travel`` turns later. Raises ValueError when no such list exists: run as they
+    to another arrives ``travel`` turns later. Raises OrderError when no such list exists: run as they
     stand, the orders would wait for each other for ever.
     """
     num_meshes = 1 + max((action.mesh for line in lines for action in line), default=-1)
     merged, is_whole, place = _merged(lines, num_meshes, travel)
     if not is_whole:
-        stuck = [f"{line[at]} (row {row})"
-                 for row, (line, at) in enumerate(zip(lines, place, strict=True)) if at < len(line)]  # fmt: skip
-        raise ValueError(
-            f"pipeline stages wait for each other: none of the next actions {_named(stuck)} (mesh, "
-            "phase, microbatch) can start; reorder them so that every F(s, m) can follow "
-            "F(s-1, m) and every B(s, m) can follow B(s+1, m) and F(s, m)"
+        left = {
+            row: line[at:]
+            for row, (line, at) in enumerate(zip(lines, place, strict=True))
+            if at < len(line)
+        }
+        # One that waits for what is behind it in its own row is at fault, whatever the others wait for.
+        at_fault = [
+            row
+            for row, rest in left.items()
+            if not set(needs(rest[0], num_meshes)).isdisjoint(map(handing, rest))
+        ]
+        raise OrderError(
+            "pipeline stages wait for each other: none of the next actions "
+            f"{_named([rest[0] for rest in left.values()])} (mesh, phase, microbatch) can start",
+            "reorder them so that every F(s, m) can follow F(s-1, m), every B(s, m) or I(s, m) follows B(s+1, m) or "
+            "I(s+1, m) and F(s, m), and every W(s, m) follows I(s, m)",
+            min(at_fault or left),
         )
     return merged
 
