@@ -46,11 +46,12 @@ def workplace(tmp_path_factory):
     (directory / "mine.py").write_text(snippet("start.md", "mine.py"))
     shutil.copy(ROOT / "examples/two_cores.toml", directory / "two.toml")
     plan = shardwright("plan", "mine.py:build", "--global-batch", "256", "--cluster", "two.toml",
-                       "--measure", "never", folder=directory)  # fmt: skip
+                       "--measure", "never", "--seed-plan", "megatron:2x1", folder=directory)  # fmt: skip
     assert plan.returncode == 0, plan.stderr
     return directory
 
 
+@pytest.mark.usefixtures("short_climbs")
 def test_the_guide_to_pipelines_without_flushes_plans_and_trains(workplace):
     plan, _ = commands("guides/asynchronous.md", "shardwright plan").splitlines()
     assert shardwright(*plan.split()[1:], "--measure", "never", folder=workplace).returncode == 0
@@ -61,16 +62,15 @@ def test_the_guide_to_pipelines_without_flushes_plans_and_trains(workplace):
     assert numbers == ["1:", "2:", "3:", "4:"]
 
 
-@pytest.mark.parametrize(
-    "without",
-    [
-        "",
-        pytest.param(
-            "torch.distributed.destroy",
-            marks=pytest.mark.skipif("SHARDWRIGHT_LAWS" not in os.environ, reason="in `make laws`"),
-        ),
-    ],
-)
+def test_the_guides_script_trains_and_leaves_no_thread(workplace):
+    script = snippet("guides/train.md", "train.py").replace("range(100)", "range(2)")
+    (workplace / "train.py").write_text(script + "print('STEPS', executor.steps)")
+    assert all("STEPS 2" in said for said in run_script(workplace / "train.py"))
+    assert (workplace / "checkpoints").is_dir()
+
+
+@pytest.mark.skipif("SHARDWRIGHT_LAWS" not in os.environ, reason="in `make laws`")
+@pytest.mark.parametrize("without", ["", "torch.distributed.destroy"])
 def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
     script = snippet("guides/train.md", "train.py").replace("range(100)", "range(2)")
     if not without:

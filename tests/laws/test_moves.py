@@ -17,6 +17,7 @@ from shardwright.planner.search.local.proposals import Drawing
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.laws.models import OPTIMIZER, Model, model, plain
+from tests.laws.test_training import WANTED
 from tests.planner.search.models import cluster
 from tests.runtime.equivalence import assert_close
 from tests.runtime.rehearsed import train_rehearsed
@@ -41,9 +42,12 @@ def wander(one: Model, seed: int, steps: int) -> Strategy:
     return replace(here, precision="float32", optimizer_states=1, batch_norm="synchronised")
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", "cnn", "cnn_batch_norm", "inception", "gpt", "llama", "lstm_translation"]
-)
+# More in `make laws`.
+NAMES = ("mlp", "cnn_batch_norm", "gpt", "lstm_translation")
+MORE = ("cnn", "inception", "llama") if WANTED else ()
+
+
+@pytest.mark.parametrize("name", [*NAMES, *MORE])
 def test_wherever_chains_lead_training_is_that_of_one_process(name: str) -> None:
     one = model(name)
     walks = [wander(one, seed, 20 * (seed + 1)) for seed in range(WALKS)]

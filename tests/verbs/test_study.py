@@ -92,7 +92,7 @@ def test_an_exact_search_ends_with_its_seconds_and_says_so() -> None:
 
 def test_a_batch_of_many_samples_is_not_cut_into_millions() -> None:
     module, batch = mlp()
-    study = api.study(module, "1x4xA100", api.Request(global_batch=2**31), batch=batch)
+    study = api.study(module, "1x2xA100", api.Request(global_batch=2**31), batch=batch)
     counts = [plan.strategy.pipeline.num_microbatches for plan in study.frontier.plans]
     assert max(counts) <= 4096
 
