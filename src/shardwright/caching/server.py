@@ -90,10 +90,11 @@ class CacheServer:
         if what not in (frames.GET, frames.PUT):
             raise frames.FrameError("a client asks for what there is not")
         found = self._cache.find(digest)
-        if what == frames.GET and found is None:
-            _say(link, patience, lacking(self._cache, nowhere))
-        elif what == frames.GET:
-            _give(link, patience, found, (start, end))
+        if what == frames.GET:
+            if found is None:
+                _say(link, patience, lacking(self._cache, nowhere))
+            else:
+                _give(link, patience, found, (start, end))
         elif found is not None:
             _say(link, patience, frames.KEPT)
         elif not self._cache.has_room(end):
