@@ -10,7 +10,7 @@ import pytest
 from shardwright import api
 from shardwright.core.costs import Record
 from shardwright.core.graph import OperatorGraph
-from shardwright.errors import InputError, NoPlan, StoreError
+from shardwright.errors import NoPlan, StoreError
 from shardwright.store import Store
 from shardwright.verbs import measure
 from shardwright.verbs.narrate import plain_strategies, shards, tell
@@ -118,16 +118,3 @@ def test_once_the_seconds_are_over_nothing_is_measured_and_the_best_so_far_is_th
     assert study.num_measured == 0
     assert study.frontier.best.predicted.step_seconds > 0
     assert study.is_complete == (method == "mcmc")  # chains end with their time
-
-
-def test_an_order_that_parts_cannot_have_is_told_with_both_files(tmp_path: Path) -> None:
-    parts, order = tmp_path / "parts.toml", tmp_path / "order.csv"
-    stages = (("layers.*", 0), ("head", 1))
-    text = "".join(
-        f'[[part]]\nmodules = ["{name}"]\ndevices = [{device}]\n' for name, device in stages
-    )
-    parts.write_text(text)
-    order.write_text("0F0,0B0\n1B0,1F0\n")
-    module, batch = mlp()
-    with pytest.raises(InputError, match=r"parts.toml with order.csv is .*; reorder them"):
-        api.plan(module, "1x2xV100", batch=batch, seed_plan=str(parts), order=str(order))
