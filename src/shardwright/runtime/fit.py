@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
+from shardwright.runtime.allocations import allocations
 from shardwright.runtime.capture.source import ModelSource
 from shardwright.runtime.endings import is_exhaustion
 from shardwright.runtime.settings import loss_of, recomputed
@@ -73,13 +73,8 @@ def _gpu_peak(train: Any, device: torch.device) -> float:
 
 def _cpu_peak(train: Any) -> float:
     """Add up what torch's allocator gives and takes back."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        train()
-    results = profiler.profiler
-    kineto: Any = results.kineto_results if results is not None else None
-    events = kineto.events() if kineto is not None else []
     held = most = 0
-    for _, change in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
+    for _, change in allocations(train):
         held += change
         most = max(most, held)
     return float(most)

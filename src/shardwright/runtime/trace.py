@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from shardwright.core.timeline import Timeline
 from shardwright.runtime.agreement import gathered
+from shardwright.runtime.allocations import allocations
 from shardwright.runtime.clocks import Ticks, clock_offset, ticks_of
 from shardwright.runtime.collectives import alone_after_waiting
 from shardwright.runtime.interpreter import Compiled, Machine
@@ -197,13 +198,8 @@ def measure_memory(
         return np.array([[0.0, base], [0.0, float(torch.cuda.max_memory_allocated(device))]])
     _together()
     begin = time.time_ns()
-    recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with alone_after_waiting(), recording as profiler:
-        run(walk)
-    results = profiler.profiler
-    kineto: Any = results.kineto_results if results is not None else None
-    events = kineto.events() if kineto is not None else []
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    with alone_after_waiting():
+        changes = allocations(partial(run, walk))
     rows = np.array([[0.0, 0.0], *changes], dtype=np.float64)
     rows[1:, 0] = (rows[1:, 0] - begin) * 1e-9
     rows[:, 1] = base + np.cumsum(rows[:, 1])

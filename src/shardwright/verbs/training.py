@@ -71,7 +71,6 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
         )
     _check_clip(plan.strategy, job.clip)
     watch.tell("starting ranks", 0.0)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error
     with scratch() as folder, tidied(job.checkpoint_dir):
         write_plan(folder / "plan.json", plan)
         task = Task(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +45,6 @@ def advise_microbatch(
     from shardwright.verbs.subject import find_cluster
 
     watch = watch or Watch()
-    if request.search:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error
     machine, is_local = find_cluster(cluster, watch)
     asked = Request(
         optimizer=request.optimizer,
