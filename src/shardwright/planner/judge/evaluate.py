@@ -30,9 +30,8 @@ from shardwright.planner.schedule.merge import Buckets, Cost, Sizes, merge_gradi
 from shardwright.planner.simulate import period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
-# What gradients' messages, or starting them, come to beneath this share of a step is not worth sending
-# them at other times.
-WORTHWHILE = 2e-3
+# Merging is for what starting messages comes to, as a share of a step; and for what a step waits for gradients.
+WORTHWHILE, FELT = 1e-3, 2e-3
 # Of more gradients the best buckets take too long: time grows with the square.
 MOST_GRADIENTS = 2000
 
@@ -172,7 +171,7 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
 def waits_little(context: Context, evaluation: Evaluation) -> bool:
     """Whether a step waits so little for gradients that sending them at other times gains next to nothing.
     Not known where messages also take something from ranks that compute."""
-    return not is_measured(context.table) and evaluation.synced < WORTHWHILE * evaluation.seconds
+    return not is_measured(context.table) and evaluation.synced < FELT * evaluation.seconds
 
 
 def _ways(context: Context, bare: GradientSync, buckets: Buckets) -> list[GradientSync]:
