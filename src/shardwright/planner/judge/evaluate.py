@@ -30,8 +30,8 @@ from shardwright.planner.schedule.merge import Buckets, Cost, Sizes, merge_gradi
 from shardwright.planner.simulate import period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
-# Merging is for what starting messages comes to, as a share of a step; and for what a step waits for gradients.
-WORTHWHILE, FELT = 1e-3, 2e-3
+# Merging is for what starting messages comes to, as a share of a step.
+WORTHWHILE = 1e-3
 # Of more gradients the best buckets take too long: time grows with the square.
 MOST_GRADIENTS = 2000
 
@@ -170,8 +170,11 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
 
 def waits_little(context: Context, evaluation: Evaluation) -> bool:
     """Whether a step waits so little for gradients that sending them at other times gains next to nothing.
-    Not known where messages also take something from ranks that compute."""
-    return not is_measured(context.table) and evaluation.synced < FELT * evaluation.seconds
+    Not known where messages also take something from ranks that compute. What they travel bounds the gain:
+    twice what is worthwhile, since the last of them travels whenever it is sent."""
+    return (
+        not is_measured(context.table) and evaluation.synced < 2 * WORTHWHILE * evaluation.seconds
+    )
 
 
 def _ways(context: Context, bare: GradientSync, buckets: Buckets) -> list[GradientSync]:
@@ -243,9 +246,10 @@ def _synced(program: Program, timeline: Timeline) -> float:
     chain = np.fromiter(timeline.critical, dtype=np.int64)
     found = 0.0
     for kind, items in ((Kind.MESSAGE, program.messages), (Kind.TRANSFORM, program.transforms)):
-        mine = chain[program.kind[chain] == kind]
-        syncs = np.array([one.purpose == "synchronise" for one in items], dtype=np.bool_)
-        mine = mine[syncs[program.item[mine]]] if len(mine) else mine
+        some = chain[program.kind[chain] == kind]
+        numbers: list[int] = program.item[some].tolist()
+        syncs = np.array([items[one].purpose == "synchronise" for one in numbers], dtype=np.bool_)
+        mine = some[syncs]
         found += float((timeline.end[mine] - timeline.start[mine]).sum())
     return found
 
