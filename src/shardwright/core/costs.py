@@ -52,7 +52,8 @@ def operator_key(
     phase: str,
     precision: str = "float32",
 ) -> str:
-    """Name an operator shard by what decides its duration: kind, local shapes, dtypes, constants.
+    """Name an operator shard by what decides its duration: kind, local shapes, dtypes, constants, and
+    whether its model is larger than caches.
 
     ``phase`` is ``forward`` or ``backward``. ``precision`` is the strategy's: the dtype which float32
     tensors of the graph have when the operator runs.
@@ -70,7 +71,8 @@ def operator_key(
     constants = ",".join(
         f"{name}={value}" for name, value in operator.attributes if name not in SHAPE_ATTRIBUTES
     )
-    return f"operator|{phase}|{operator.kind}|{shapes}|{needs}|{outputs}|{constants}"
+    key = f"operator|{phase}|{operator.kind}|{shapes}|{needs}|{outputs}|{constants}"
+    return key + "|from memory" * graph.outgrows_caches
 
 
 # Arguments that restate a shape: the local output shape already says it.

@@ -20,6 +20,8 @@ DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+# More than a rank's share of a processor's caches.
+CACHED_BYTES = 16 * 2**20
 # Precisions that are no dtype: what tensors are kept in.
 KEPT_AS = {"fp8": "bfloat16", "fp8-row": "bfloat16"}
 # Operators that change a tensor's dtype and nothing else.
@@ -231,6 +233,14 @@ class OperatorGraph:
         digest.update(str(self.loss).encode())
         digest.update(repr(self.outputs).encode() if self.outputs else b"")
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def outgrows_caches(self) -> bool:
+        """Whether parameters, their gradients and all that operators make are more than caches hold:
+        then operands come from memory."""
+        made = sum(tensor.bytes for tensor in self.tensors if tensor.producer >= 0)
+        touched = made + 2 * sum(self.tensors[index].bytes for index in self.parameters)
+        return touched > CACHED_BYTES
 
     @property
     def num_parameters(self) -> int:

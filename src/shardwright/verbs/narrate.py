@@ -22,7 +22,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.lower import lower
-from shardwright.planner.search import surroundings
+from shardwright.planner.search import PLAIN_MICROBATCHES, surroundings
 from shardwright.planner.simulate import simulate_on, with_input
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS
@@ -167,11 +167,11 @@ def plain_strategies(graph: OperatorGraph, devices: int) -> tuple[Strategy, ...]
     """Return data, tensor and pipeline parallelism on all devices, as far as they are legal.
 
     What these run is worth measuring before the first search: models alone could keep them from
-    ever being looked at.
+    ever being looked at, and what users already have is what plans are compared with.
     """
     found: list[Strategy] = []
     for degrees in (
-        Seed(data=devices),
+        *(Seed(data=devices, num_microbatches=count) for count in PLAIN_MICROBATCHES),
         Seed(tensor=devices),
         Seed(stages=devices, num_microbatches=2 * devices),
     ):

@@ -2,8 +2,8 @@
 
 The roofline is max(flops / (efficiency x peak), bytes / (0.7 x memory bandwidth)) plus the device's
 launch time. Where the table holds measurements of the same operator kind at other shapes, the
-roofline is scaled by their median ratio, so that measured and unmeasured shards stay comparable in
-a search.
+roofline is scaled by their ratio to it, the more the nearer in flops and bytes, so that measured and
+unmeasured shards stay comparable in a search.
 
 Efficiencies are fitted, not data-sheet: those of A100 and H100 to 38 published single-node FSDP
 runs without recomputation (llm-foundry, 350M to 13B parameters, sequences of 512 to 8192), whose
@@ -17,9 +17,11 @@ operators whose kernels are far from either roof (sorting, scans), and knows no 
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass, field
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import Cost, CostTable, operator_key
@@ -58,6 +60,8 @@ MATMUL_EFFICIENCY = (("V100", 0.68), ("MI3", 0.45))
 USUAL_EFFICIENCY = (0.75, 0.35)
 CPU_EFFICIENCY = 0.9
 MODEL_SPREAD = 0.25
+# Octaves: nearer measurements of one kind count alike.
+NEAR = 0.25
 VECTOR_EFFICIENCY = 0.5
 
 
@@ -65,17 +69,16 @@ VECTOR_EFFICIENCY = 0.5
 class Rates:
     """What durations are read from: measurements, the device, and the dtype that float32 runs in.
 
-    ``scales`` caches, per operator kind, how far measurements lie from the roofline.
+    ``ratios`` caches, per operator kind, how far measurements lie from the roofline.
     """
 
     cluster: Cluster
     table: CostTable = field(default_factory=CostTable)
     device: int = 0
     precision: str = "float32"
-    scales: dict[tuple[str, str], tuple[float, float]] = field(
-        default_factory=dict[tuple[str, str], tuple[float, float]], repr=False
+    ratios: dict[tuple[str, str], NDArray[np.float64]] = field(
+        default_factory=dict[tuple[str, str], NDArray[np.float64]], repr=False
     )
-
     passes: dict[int, tuple[OperatorGraph, tuple[Passing | None, ...]]] = field(
         default_factory=dict[int, tuple[OperatorGraph, tuple[Passing | None, ...]]], repr=False
     )
@@ -155,7 +158,7 @@ def _alone(
         hands_on=rates.is_gpu and hands_on(graph, operator),
         grouped=grouped_by(bare, operator.attribute("kernel")),
     )
-    scale, deviation = _scale(shard.kind, phase, rates)
+    scale, deviation = _scale(shard, phase, rates)
     seconds = _roofline(shard, phase, rates) * scale
     return Cost(seconds=seconds, spread=seconds * deviation)
 
@@ -382,37 +385,48 @@ def _touched(kind: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> in
     return sum(inputs)
 
 
-def _scale(kind: str, phase: str, rates: Rates) -> tuple[float, float]:
-    """Return how much longer this kind takes than its roofline, and the ratio's relative spread.
+def _scale(shard: _Shard, phase: str, rates: Rates) -> tuple[float, float]:
+    """Return how much longer a shard takes than its roofline, and the ratio's relative spread.
 
-    Read off the table's records of the same kind and phase; (1, MODEL_SPREAD) without any.
+    Read off the table's records of the same kind and phase, or of any kind where there are none, each
+    weighted by the inverse square of its distance in octaves of flops and bytes; (1, MODEL_SPREAD)
+    without any.
     """
     if not rates.table.operators:
         return 1.0, rates.software.spread if rates.is_gpu else MODEL_SPREAD
-    if not rates.scales:
-        rates.scales.update(_all_scales(rates))
-    return rates.scales.get((kind, phase)) or rates.scales.get(("", phase), (1.0, MODEL_SPREAD))
+    if not rates.ratios:
+        rates.ratios.update(_all_ratios(rates))
+    known = rates.ratios.get((shard.kind, phase), rates.ratios.get(("", phase)))
+    if known is None:
+        return 1.0, MODEL_SPREAD
+    logarithms = known[:, 0]
+    weights = 1 / (NEAR**2 + ((known[:, 1:] - _place(shard, phase)) ** 2).sum(axis=1))
+    middle = float(np.average(logarithms, weights=weights))
+    deviation = float(np.average(np.abs(logarithms - middle), weights=weights))
+    return math.exp(middle), max(deviation, MODEL_SPREAD / 2)
 
 
-def _all_scales(rates: Rates) -> dict[tuple[str, str], tuple[float, float]]:
-    ratios: dict[tuple[str, str], list[float]] = {}
+def _place(shard: _Shard, phase: str) -> NDArray[np.float64]:
+    """Return where a shard lies among others of its kind: octaves of flops and of bytes."""
+    flops, traffic, _ = _work(shard, phase)
+    return np.log2(np.maximum([flops, traffic], 1.0))
+
+
+def _all_ratios(rates: Rates) -> dict[tuple[str, str], NDArray[np.float64]]:
+    """Return, by kind and phase, the logarithm of measured over modelled seconds and the place of every
+    record; those that are no views also by the empty kind."""
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for key, cost in rates.table.operators:
         shard, phase = _parse(key)
         if shard is None or shard.kind == OPAQUE:  # whose flops the key does not say
             continue
         modelled = _roofline(shard, phase, rates)
         if modelled > 0 and cost.seconds > 0:
-            group = "view" if is_view(shard.kind) else "any"
-            ratios.setdefault((shard.kind, phase), []).append(cost.seconds / modelled)
-            if group == "any":
-                ratios.setdefault(("", phase), []).append(cost.seconds / modelled)
-    return {name: _summary(values) for name, values in ratios.items()}
-
-
-def _summary(values: list[float]) -> tuple[float, float]:
-    middle = statistics.median(values)
-    deviation = statistics.median(abs(value - middle) for value in values) / middle
-    return middle, max(deviation, MODEL_SPREAD / 2)
+            row = (math.log(cost.seconds / modelled), *_place(shard, phase).tolist())
+            found.setdefault((shard.kind, phase), []).append(row)
+            if not is_view(shard.kind):
+                found.setdefault(("", phase), []).append(row)
+    return {name: np.array(rows) for name, rows in found.items()}
 
 
 def _parse(key: str) -> tuple[_Shard | None, str]:

@@ -28,10 +28,11 @@ from shardwright.planner.search.search import (
     survey,
     why_not,
 )
-from shardwright.planner.search.survey import Survey, surveyed
+from shardwright.planner.search.survey import PLAIN_MICROBATCHES, Survey, surveyed
 
 __all__ = [
     "MODES",
+    "PLAIN_MICROBATCHES",
     "STARTS",
     "Chain",
     "Context",

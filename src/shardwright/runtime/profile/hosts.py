@@ -154,8 +154,9 @@ def measure_operators(
     shards = operators.distinct_shards(captured, requests, replace(setting, device=place.type))
     if not shards:
         return []
+    from_memory = captured.graph.outgrows_caches
     if place.type == "cpu":  # with as many threads as it trains with
-        mine = time_in_passes(shards, budget_seconds, report)
+        mine = time_in_passes(shards, budget_seconds, report, from_memory=from_memory)
     else:
         job = operators.Job(shards=shards, budget_seconds=budget_seconds, device=place.type)
         mine = operators.work(place.index or 0, job, Path(), report)

@@ -63,11 +63,12 @@ class Setting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What one process is to measure, in how many seconds, on which type of torch device: with GPUs each
-    process has its own."""
+    process has its own. ``from_memory``: the model is larger than caches."""
 
     shards: tuple[Shard, ...]
     budget_seconds: float
     device: str
+    from_memory: bool = False
 
 
 def measure_operators(
@@ -87,7 +88,12 @@ def measure_operators(
     shards = distinct_shards(captured, requests, setting)
     if not shards:
         return []
-    job = Job(shards=shards, budget_seconds=budget_seconds, device=setting.device)
+    job = Job(
+        shards=shards,
+        budget_seconds=budget_seconds,
+        device=setting.device,
+        from_memory=captured.graph.outgrows_caches,
+    )
     results = run_workers(
         "shardwright.runtime.profile.operators:work",
         [job] * max(setting.concurrency, 1),
@@ -142,7 +148,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings
     """Measure a job's shards: the body of one process."""
     torch.set_num_threads(1)
     if not job.device.startswith("cuda"):
-        return time_in_passes(job.shards, job.budget_seconds, report)
+        return time_in_passes(job.shards, job.budget_seconds, report, from_memory=job.from_memory)
     device = own_device(job.device, rank)
     torch.cuda.set_device(device)
     deadline = time.perf_counter() + job.budget_seconds

@@ -5,6 +5,9 @@ caches. In a model the others were there in between: small operators take severa
 a pass runs all shards forward and then all backward, as a step does, and a shard is timed once in
 every pass. What else the machine does, and its clock rate, befall all shards alike.
 
+A model runs equal shards once per layer, a pass once: what it touches may fit in caches which the model
+outgrows. Then other memory is read before shards run forward, and before they run backward.
+
 The clock is the thread's own, so that other programs do not count.
 """
 
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.core.graph import CACHED_BYTES
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.shards import Shard
 
@@ -35,10 +39,15 @@ FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError
 
 
 def time_in_passes(
-    shards: Sequence[Shard], budget_seconds: float, report: Callable[[int, int], None]
+    shards: Sequence[Shard],
+    budget_seconds: float,
+    report: Callable[[int, int], None],
+    *,
+    from_memory: bool = False,
 ) -> list[Timings]:
     """Return the timings of forward and, where a gradient flows, backward, of every shard; None
-    where it cannot run, or the budget does not reach it.
+    where it cannot run, or the budget does not reach it. ``from_memory``: their model is larger than
+    caches.
 
     The time of starting the autograd engine is taken off the backward: a segment pays it once, not
     per operator.
@@ -48,7 +57,8 @@ def time_in_passes(
     for group in _groups(shards):
         left = deadline - time.perf_counter()
         share = left * len(group) / (len(shards) - len(found))
-        found += _time(group, share) if left > 0 else [(None, None)] * len(group)
+        others = torch.zeros(CACHED_BYTES // 4 if from_memory else 0)
+        found += _time(group, share, others) if left > 0 else [(None, None)] * len(group)
         report(len(found), len(shards))
     return found
 
@@ -118,18 +128,18 @@ def gradient_outputs(result: Any) -> list[Tensor]:
     return [out for out in results if isinstance(out, Tensor) and out.requires_grad]
 
 
-def _time(shards: Sequence[Shard], budget_seconds: float) -> list[Timings]:
+def _time(shards: Sequence[Shard], budget_seconds: float, others: Tensor) -> list[Timings]:
     """Time shards that are in memory together; the first pass warms up and is not counted."""
     deadline = time.perf_counter() + budget_seconds
     ready = [_ready(shard) for shard in shards]
     turns = [turn for turn in ready if turn]
     engine: list[float] = []
-    _run_pass(turns, engine)
+    _run_pass(turns, others, engine)
     for laps in (engine, *(laps for turn in turns for laps in turn.laps)):
         laps.clear()
     begin = time.perf_counter()
     for number in range(1, MOST + 1):
-        _run_pass(turns, engine)
+        _run_pass(turns, others, engine)
         now = time.perf_counter()
         is_enough = number >= ENOUGH and now - begin > LEAST_SECONDS
         if (now > deadline and number >= FEWEST) or (is_enough and _is_settled(turns)):
@@ -149,9 +159,11 @@ def _ready(shard: Shard) -> _Turn | None:
     return turn
 
 
-def _run_pass(turns: Sequence[_Turn], engine: list[float]) -> None:
+def _run_pass(turns: Sequence[_Turn], others: Tensor, engine: list[float]) -> None:
+    others.sum()
     for turn in turns:
         turn.forward()
+    others.sum()
     recent: deque[Any] = deque(maxlen=RECENT)
     for number, turn in enumerate(reversed(turns)):
         if number % ENGINE_EVERY == 0:
