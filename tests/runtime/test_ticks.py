@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,7 +68,8 @@ def test_times_are_those_of_the_work_not_of_asking_for_it() -> None:
         (1, message.complete),
         (2, lambda: queue.work(0.5)),
     )
-    with Stopwatch(4, StatusFile(0), queue) as clock:
+    with ThreadPoolExecutor(1) as waiters:
+        clock = Stopwatch(4, StatusFile(0), queue, waiters)
         clock.walk(Compiled(actions, {1: message}))
         queue.settle()
     seen = clock.seen()

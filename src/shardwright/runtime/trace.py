@@ -54,30 +54,40 @@ def measure(
     ``meets_at_update``: see ``meeting.told``.
     """
     offset = clock_offset(_device(machine))
-    steps = [_timed(machine, status, run, offset) for _ in range(STEPS - 1)][1:]
+    # One for each work under way: what waited for its turn could wait for ever. They outlast a step, since
+    # starting one takes milliseconds of the thread that computes.
+    waiters = ThreadPoolExecutor(MOST_WAITERS, thread_name_prefix="waiter")
+    try:
+        steps = [_timed(machine, status, run, offset, waiters) for _ in range(STEPS - 1)][1:]
+    finally:
+        waiters.shutdown(wait=False)
     memory = measure_memory(machine, optimizer, status, run)
     mine = Noted(steps, memory)
     return _gather(machine, mine, meets_at_update=meets_at_update)
 
 
-def _timed(machine: Machine, status: StatusFile, run: Run, offset: float) -> Lap:
+def _timed(
+    machine: Machine, status: StatusFile, run: Run, offset: float, waiters: ThreadPoolExecutor
+) -> Lap:
     """Take one step that all ranks begin together."""
     _together()
     ticks = ticks_of(_device(machine))
-    with Stopwatch(machine.program.num_instructions, status, ticks) as clock:
-        begin = time.perf_counter()
-        run(clock.walk)
-        ticks.settle()
-        seconds = time.perf_counter() - begin
+    clock = Stopwatch(machine.program.num_instructions, status, ticks, waiters)
+    begin = time.perf_counter()
+    run(clock.walk)
+    ticks.settle()
+    seconds = time.perf_counter() - begin
     return Lap(clock.seen().shifted(offset), begin + offset, seconds)
 
 
 class Stopwatch:
     """Walks instructions and notes when each began and ended; messages end when complete, which may
-    be long before anybody asks for them."""
+    be long before anybody asks for them, as the ``waiters`` hear."""
 
-    def __init__(self, count: int, status: StatusFile, ticks: Ticks) -> None:
-        self.status, self.ticks = status, ticks
+    def __init__(
+        self, count: int, status: StatusFile, ticks: Ticks, waiters: ThreadPoolExecutor
+    ) -> None:
+        self.status, self.ticks, self._waiters = status, ticks, waiters
         # What the ticks noted, by instruction.
         self._start: list[Any] = [None] * count
         self._end: list[Any] = [None] * count
@@ -85,14 +95,6 @@ class Stopwatch:
         self._finished: list[Any] = [None] * count
         self._done: list[list[Any]] = [[] for _ in range(count)]
         self._travels = np.zeros(count, dtype=np.bool_)
-        # One for each work under way: what waited for its turn could wait for ever.
-        self._waiters = ThreadPoolExecutor(MOST_WAITERS, thread_name_prefix="waiter")
-
-    def __enter__(self) -> Stopwatch:
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        self._waiters.shutdown(wait=error is None)
 
     def walk(self, compiled: Compiled) -> None:
         """Run one step."""

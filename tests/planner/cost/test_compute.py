@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import replace
 from importlib import resources
@@ -203,6 +204,28 @@ def test_unmeasured_shards_are_scaled_like_the_measured_ones_of_their_kind():
     scaled = cost(large, Rates(cluster=cluster, table=table))
     assert scaled.seconds == pytest.approx(3 * cost(large, Rates(cluster=cluster)).seconds)
     assert scaled.source == "modelled"
+
+
+@pytest.mark.parametrize("rows", [8, 100, 1000])
+def test_what_was_measured_nearby_counts_most(rows: int):
+    """Products of few rows wait for memory, which the roofline thinks faster than it is."""
+    rates = Rates(cluster=parse_cluster("1xH100"))
+    measured = {16: 3.0, 4096: 1.2}
+    graphs = {
+        n: graph_of("aten.linear.default", [(n, 512), (512, 512)], (n, 512)) for n in measured
+    }
+    found: list[tuple[str, Cost]] = []
+    for n, graph in graphs.items():
+        shapes = tuple(t.shape for t in graph.tensors)
+        key = operator_key(graph, graph.operators[0], shapes[:2], shapes[2:], "forward")
+        seconds = measured[n] * cost(graph, rates).seconds
+        found.append((key, Cost(seconds=seconds, source="measured")))
+    known = replace(rates, table=CostTable(operators=tuple(found)), ratios={})
+    graph = graph_of("aten.linear.default", [(rows, 512), (512, 512)], (rows, 512))
+    ratio = cost(graph, known).seconds / cost(graph, rates).seconds
+    nearest = min(measured, key=lambda n: abs(math.log(n / rows)))
+    assert 1.2 < ratio < 3.0
+    assert abs(ratio / measured[nearest] - 1) < 0.2
 
 
 def test_no_backward_where_no_gradient_flows():
