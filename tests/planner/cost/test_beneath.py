@@ -14,7 +14,7 @@ from shardwright.core.program import Kind, Program
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.cost import collective_seconds, operator_cost, price
 from shardwright.planner.cost.beneath import exposed
-from shardwright.planner.cost.compute import Rates
+from shardwright.planner.cost.roofline import Rates
 from shardwright.planner.lower import lower
 from shardwright.planner.search import Context, Training, as_strategy
 from shardwright.planner.space import Seed

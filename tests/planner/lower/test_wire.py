@@ -13,7 +13,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy, WireDtype, wire_dtype
 from shardwright.planner.cost import price
-from shardwright.planner.cost.compute import memory_seconds
+from shardwright.planner.cost.roofline import memory_seconds
 from shardwright.planner.lower import check, lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy

@@ -5,9 +5,10 @@ and ``lower`` describe; it chooses nothing.
 """
 
 from shardwright.planner.cost.collective import collective_seconds
-from shardwright.planner.cost.compute import Rates, operator_cost
+from shardwright.planner.cost.compute import operator_cost
 from shardwright.planner.cost.price import Prices, price
 from shardwright.planner.cost.recomputation import with_copies_again
+from shardwright.planner.cost.roofline import Rates
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.table import build_costs
 

@@ -27,7 +27,8 @@ from shardwright.planner.cost.burden import (
     largest_burden,
 )
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
-from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
+from shardwright.planner.cost.compute import has_backward
+from shardwright.planner.cost.roofline import Rates, memory_seconds
 from shardwright.planner.cost.shards import Groups, ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
 from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost

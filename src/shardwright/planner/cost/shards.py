@@ -6,8 +6,9 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
-from shardwright.planner.cost.compute import Rates, Shapes, operator_cost
+from shardwright.planner.cost.compute import operator_cost
 from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.roofline import Rates, Shapes
 
 Groups = list[tuple[tuple[int, ...], int]]
 

@@ -10,7 +10,7 @@ from shardwright.core.costs import BACKWARD_STARTS, Cost
 from shardwright.core.deferral import weight_shares
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program, Segment
-from shardwright.planner.cost.compute import Rates
+from shardwright.planner.cost.roofline import Rates
 
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 

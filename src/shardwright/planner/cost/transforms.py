@@ -12,7 +12,7 @@ from shardwright.core.costs import PACK, Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.planner.cost.collective import interpolate
-from shardwright.planner.cost.compute import memory_seconds
+from shardwright.planner.cost.roofline import memory_seconds
 from shardwright.planner.cost.totals import total
 
 Price = Callable[[Transform, Sequence[Value], DeviceKind, CostTable], Cost]

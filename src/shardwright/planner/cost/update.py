@@ -9,7 +9,7 @@ from shardwright.core.cluster import DeviceKind
 from shardwright.core.costs import UPDATE, Cost, CostTable
 from shardwright.core.program import Kind, Program
 from shardwright.planner.cost.collective import interpolate
-from shardwright.planner.cost.compute import memory_seconds
+from shardwright.planner.cost.roofline import memory_seconds
 
 # Measured with two states: the optimizer reads p, g, m, v and writes p, m, v.
 _MEASURED_TOUCHES = 7

@@ -11,7 +11,7 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.strategy import MIXED, Mesh
 from shardwright.planner.cost import ShardPrices
 from shardwright.planner.cost.burden import message_burden
-from shardwright.planner.cost.compute import memory_seconds
+from shardwright.planner.cost.roofline import memory_seconds
 from shardwright.planner.cost.transforms import pack_cost
 from shardwright.planner.cost.update import update_seconds
 from shardwright.planner.model.facts import Facts, Shapes
