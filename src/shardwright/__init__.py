@@ -1,11 +1,13 @@
 """Shardwright plans and runs distributed PyTorch training.
 
 The public names are imported when they are first used: importing this package imports no torch.
+A rank that torchrun's agent has started ends with it from the import on.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.version import VERSION
@@ -63,6 +65,11 @@ __all__ = [
     "Cluster", "Frontier", "Job", "OperatorGraph", "Plan", "Request", "Trial", "Wish", "build", "capture",
     "compare", "diff", "doctor", "explain", "plan", "profile", "read_plan", "run", "simulate", "verify", "why_not", "write_plan",
 ]  # fmt: skip
+
+if "TORCHELASTIC_RUN_ID" in os.environ and os.getsid(0) == os.getpid():  # the agent's own child
+    from shardwright.runtime.lifeline import die_with_agent
+
+    die_with_agent()
 
 
 def __getattr__(name: str) -> Any:

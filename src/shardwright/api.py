@@ -176,7 +176,10 @@ def build(
 
     document = document_of(plan)
     chosen, where = picked(document.frontier, pick), document.cluster
-    return build_executor(chosen, model, where, optimizer=optimizer, batch=batch, options=options)
+    with document.named():
+        return build_executor(
+            chosen, model, where, optimizer=optimizer, batch=batch, options=options
+        )
 
 
 def run(
@@ -186,7 +189,9 @@ def run(
     from shardwright.verbs.training import start
 
     document = document_of(plan)
-    return start(picked(document.frontier, pick), document.origin, job, watch or Watch()).run
+    chosen = picked(document.frontier, pick)
+    with document.named():
+        return start(chosen, document.origin, job, watch or Watch()).run
 
 
 def compare(
@@ -205,7 +210,8 @@ def compare(
             f"{chosen.strategy.label} is never flushed; `shardwright run` says what a step takes"
         )
     story = simulate(plan, job.model, pick=pick)
-    outcome = start(chosen, document.origin, replace(job, profiles=True), watch or Watch())
+    with document.named():
+        outcome = start(chosen, document.origin, replace(job, profiles=True), watch or Watch())
     if outcome.timeline is None:
         raise InputError("the ranks measured no step; train more steps (--steps)")
     story = replace(story, measured=with_process(outcome.timeline, story.process_bytes))
@@ -230,7 +236,8 @@ def verify(
     chosen = picked(document.frontier, pick)
     if not trial.model:
         trial = replace(trial, model=model_of(document))
-    return verification.verify(chosen, document.origin, trial, watch or Watch())
+    with document.named():
+        return verification.verify(chosen, document.origin, trial, watch or Watch())
 
 
 def verify_rules(

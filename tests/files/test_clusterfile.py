@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,23 @@ def test_unequal_hosts_and_devices_are_described():
 def test_written_clusters_read_back_equal(text):
     cluster = read_cluster(text)
     assert read_cluster(write_cluster(cluster)) == cluster
+
+
+def test_a_cluster_is_written_in_one_pass_over_its_devices():
+    """However many hosts there are, which took a second for 5,000."""
+
+    class Devices(tuple[Device, ...]):
+        passes = 0
+
+        def __iter__(self):
+            Devices.passes += 1
+            return super().__iter__()
+
+    cluster = read_cluster(UNEQUAL)
+    looked_at = replace(cluster, devices=Devices(cluster.devices))
+    Devices.passes = 0
+    assert write_cluster(looked_at) == write_cluster(cluster)
+    assert Devices.passes == 1
 
 
 def test_a_measured_cluster_with_odd_names_and_numbers_reads_back_equal():

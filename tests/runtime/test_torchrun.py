@@ -102,13 +102,16 @@ import os, runpy, sys, time
 while os.getppid() == int(sys.argv[1]):
     time.sleep(0.01)
 sys.argv[1:] = ["profile", "--cluster", "none.toml"]
-runpy.run_module("shardwright", run_name="__main__")
 """
 
 
-def test_a_rank_whose_agent_is_gone_before_it_begins_ends_at_once() -> None:
+@pytest.mark.parametrize(
+    "begins", ['runpy.run_module("shardwright", run_name="__main__")', "import shardwright"]
+)
+def test_a_rank_whose_agent_is_gone_before_it_begins_ends_at_once(begins: str) -> None:
+    """Also in a script of one's own, which would make its model and read its data first."""
     done = subprocess.run(
-        [sys.executable, "-c", AGENT, RANK], cwd=ROOT,
+        [sys.executable, "-c", AGENT, RANK + begins], cwd=ROOT,
         env=os.environ | {"TORCHELASTIC_RUN_ID": "none"}, stderr=subprocess.PIPE, text=True,
         timeout=30, check=True,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def test_a_file_of_before_is_looked_at_on_the_cluster_that_came_with_it(
     write_plan(file, replace(frontier, plans=old), cluster=parse_cluster("1x2xV100"))
     story = api.simulate(file, module, batch=batch)
     assert story.predicted.step_seconds == frontier.best.predicted.step_seconds
-    with pytest.raises(PlanMismatch, match="differs in cluster"):
+    with pytest.raises(PlanMismatch, match=r"plan\.json: .*differs in cluster"):
         api.simulate(file, module, "1x2xA100", batch=batch)
 
 

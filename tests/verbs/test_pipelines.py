@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from shardwright.errors import InputError
+from shardwright.errors import InputError, NoPlan
 from shardwright.report.pipelines import pipeline_tables, pipeline_values
 from shardwright.verbs.pipelines import PipelineRequest, draw_plan, plan_profile
 from shardwright.verbs.request import Request
@@ -84,6 +85,9 @@ def test_an_order_in_a_file_is_planned_for_as_many_workers_as_it_has_rows(
     picture = tmp_path / "order.svg"
     assert "Wrote" in draw_plan(study.best, str(picture))
     assert picture.read_text().startswith("<svg")
+    path.write_text(f"# two workers\n{ORDER}")
+    with pytest.raises(NoPlan, match=r"order\.txt, line 3: schedule custom takes .* on worker 1"):
+        plan_profile(profile, replace(request, memory_limit="1 B"))
 
 
 def test_what_is_no_order_is_told_with_file_line_value_and_remedy(

@@ -356,6 +356,7 @@ def write_cluster(cluster: Cluster) -> str:
             f"launch = {_text(write_quantity(kind.launch_seconds, 'seconds'))}",
             f"source = {_text(kind.source)}",
         ]
+    runs = _runs(cluster)
     for index, switch in enumerate(cluster.switches):
         if not switch.is_host and switch.parent >= 0:
             lines += [
@@ -367,11 +368,23 @@ def write_cluster(cluster: Cluster) -> str:
             if switch.parent > 0:
                 lines.append(f"parent = {_text(cluster.switches[switch.parent].name)}")
         elif switch.is_host:
-            lines += _host_lines(cluster, index, switch)
+            lines += _host_lines(cluster, switch, runs[index])
     return "\n".join(lines) + "\n"
 
 
-def _host_lines(cluster: Cluster, index: int, host: Switch) -> list[str]:
+def _runs(cluster: Cluster) -> list[list[tuple[Device, int]]]:
+    """Return, of every switch, its neighbouring equal devices and how many they are."""
+    runs: list[list[tuple[Device, int]]] = [[] for _ in cluster.switches]
+    for device in cluster.devices:
+        own = runs[device.host]
+        if own and own[-1][0] == device:
+            own[-1] = device, own[-1][1] + 1
+        else:
+            own.append((device, 1))
+    return runs
+
+
+def _host_lines(cluster: Cluster, host: Switch, runs: list[tuple[Device, int]]) -> list[str]:
     lines = ["", "[[host]]", f"name = {_text(host.name)}"]
     if host.address:
         lines.append(f"address = {_text(host.address)}")
@@ -380,11 +393,6 @@ def _host_lines(cluster: Cluster, index: int, host: Switch) -> list[str]:
         lines.append(f"switch = {_text(cluster.switches[host.parent].name)}")
     if host.dollars_per_second:
         lines.append(f"price = {_text(write_quantity(host.dollars_per_second, 'price'))}")
-    runs: list[tuple[Device, int]] = []
-    for device in cluster.devices:
-        if device.host == index:
-            same = bool(runs) and runs[-1][0] == device
-            runs[-1:] = [(device, runs[-1][1] + 1)] if same else [*runs[-1:], (device, 1)]
     for device, count in runs:
         lines += [
             "[[host.device]]",

@@ -20,9 +20,10 @@ REMEDY = "docs/guides/schedules.md shows one"
 
 
 class OrderFile(NamedTuple):
-    """The rows of an order file, actions parted by single spaces, the line of each, and how many microbatches
+    """An order file, its rows, actions parted by single spaces, the line of each, and how many microbatches
     they name."""
 
+    path: str
     rows: tuple[str, ...]
     lines: tuple[int, ...]
     microbatches: int
@@ -49,7 +50,7 @@ def read_order(path: str | Path) -> OrderFile:
             f"{path}, line {at}: a step has at most {MOST_MICROBATCHES:,} microbatches, numbered from 0, but here is "
             f"microbatch {most:,}; number them from 0, or make microbatches of more samples"
         )
-    return OrderFile(tuple(found.values()), tuple(found), 1 + most)
+    return OrderFile(str(path), tuple(found.values()), tuple(found), 1 + most)
 
 
 def _last(row: str) -> int:

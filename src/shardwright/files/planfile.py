@@ -12,6 +12,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -80,16 +81,28 @@ class Header(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
-    """A plan file's content: the plan or frontier, where it came from, and its cluster if kept."""
+    """A plan file's content: the plan or frontier, where it came from, and its cluster if kept; ``path`` is empty
+    for what came in no file."""
 
     plans: Plan | Frontier
     origin: Origin
     cluster: Cluster | None
+    path: str = ""
 
     @property
     def frontier(self) -> Frontier:
         """All plans of the file; a single plan is a frontier of one."""
         return self.plans if isinstance(self.plans, Frontier) else Frontier(plans=(self.plans,))
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Have whatever refuses a plan of this file name the file."""
+        try:
+            yield
+        except PlanMismatch as error:
+            if not self.path:
+                raise
+            raise PlanMismatch(f"{self.path}: {error}") from error
 
 
 def write_plan(
@@ -123,8 +136,9 @@ def read_plan(
 ) -> Plan | Frontier:
     """Read a plan or frontier; with a graph or cluster, refuse one that was made for another."""
     document = read_plan_file(path)
-    for plan in document.frontier.plans:
-        check_fits(plan, graph, cluster)
+    with document.named():
+        for plan in document.frontier.plans:
+            check_fits(plan, graph, cluster)
     return document.plans
 
 
@@ -144,7 +158,9 @@ def read_plan_file(path: str | Path) -> PlanFile:
         cluster = None if header.cluster is None else decode(Cluster, header.cluster, "cluster")
         if cluster is not None:
             _check_cluster(cluster)
-        document = PlanFile(plans=plans, origin=header.origin, cluster=cluster)
+        document = PlanFile(
+            plans=plans, origin=header.origin, cluster=cluster, path=str(path)
+        )
         if not document.frontier.plans:
             raise ValueError("content.plans: the frontier is empty")
         for plan in document.frontier.plans:

@@ -12,7 +12,7 @@ from shardwright.layerwise.compare import (
 )
 from shardwright.layerwise.cuts import Cuts, find_cuts
 from shardwright.layerwise.exact import lower_bound, plan_exact
-from shardwright.layerwise.ordered import plan_order, study_orders
+from shardwright.layerwise.ordered import NoRoom, plan_order, study_orders
 from shardwright.layerwise.pipedream import Level, plan_pipedream
 from shardwright.layerwise.problem import (
     PipelineProblem,
@@ -22,7 +22,7 @@ from shardwright.layerwise.problem import (
 from shardwright.layerwise.relaxation import relaxations
 
 __all__ = [
-    "Cuts", "Level", "PipelineProblem",
+    "Cuts", "Level", "NoRoom", "PipelineProblem",
     "find_cuts", "in_flight", "judged_as", "lower_bound", "measure", "plan_bapipe",
     "plan_exact", "plan_order", "plan_pipedream", "relaxations", "study_levels", "study_orders",
     "study_pipelines",

@@ -47,6 +47,19 @@ CHUNKS = (2, 3, 4)
 BESIDE: tuple[ScheduleKind, ...] = (*EXPLORED, *REPLAYED)
 
 
+class NoRoom(NoPlan):
+    """An order keeps more than the memory of a ``worker``, the row of the order."""
+
+    def __init__(self, schedule: str, kind: WorkerKind, memory: Sequence[float]) -> None:
+        most = max(memory)
+        self.worker = list(memory).index(most)
+        super().__init__(
+            f"schedule {schedule} takes {most / 2**30:.4g} GiB on worker {self.worker} "
+            f"(row of the order), which has {kind.memory_bytes / 2**30:.4g} GiB",
+            remedy="give more memory or workers, run fewer forwards ahead, or choose zb-1p, v-half or v-min",
+        )
+
+
 def study_orders(
     problem: PipelineProblem, schedule: ScheduleKind, lines: Sequence[Line] = ()
 ) -> PipelineStudy:
@@ -203,7 +216,7 @@ def _placed(
         room = Room(limits=limits, kept=kept, left=left)
         lines = search_order(stages, problem.microbatches, room) or ()
         if not lines:
-            raise _too_large(schedule, kind, [w + k for w, k in zip(weights, kept, strict=True)])
+            raise NoRoom(schedule, kind, [w + k for w, k in zip(weights, kept, strict=True)])
     elif not lines:
         lines = pipeline_order(schedule, len(parts), problem.microbatches, crews)
         if entry.chunks and entry.splits:
@@ -212,17 +225,8 @@ def _placed(
     activations = most_bytes(lines, kept, left)
     memory = [w + a for w, a in zip(weights, activations, strict=True)]
     if max(memory) > kind.memory_bytes:
-        raise _too_large(schedule, kind, memory)
+        raise NoRoom(schedule, kind, memory)
     return _plan(problem, schedule, crews, parts, found, memory)
-
-
-def _too_large(schedule: str, kind: WorkerKind, memory: Sequence[float]) -> NoPlan:
-    most = max(memory)
-    return NoPlan(
-        f"schedule {schedule} takes {most / 2**30:.4g} GiB on worker {list(memory).index(most)} "
-        f"(row of the order), which has {kind.memory_bytes / 2**30:.4g} GiB",
-        remedy="give more memory or workers, run fewer forwards ahead, or choose zb-1p, v-half or v-min",
-    )
 
 
 def _plan(

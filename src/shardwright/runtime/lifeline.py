@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def die_with_agent() -> None:
     To be called before anything that takes long: a rank whose agent is gone would wait in C++ for ranks
     and a store that never come.
     """
+    _watch_agent(os.getpid())
+
+
+@cache
+def _watch_agent(process: int) -> None:
+    """Watch once in a process: what it forks has no threads yet."""
     parent = os.getppid()
 
     def wait() -> None:
@@ -57,7 +64,7 @@ def die_with_agent() -> None:
     die_when(wait)
     # The agent starts ranks in sessions of their own. Where it is gone, somebody adopted this one; what a
     # script in between started has another leader.
-    if os.getsid(0) == os.getpid() and not _may_be_agent(parent):
+    if os.getsid(0) == process and not _may_be_agent(parent):
         sys.exit(
             f"error: a rank ends with the agent of torchrun that started it, but its parent, process {parent}, "
             "is none; start all ranks again"

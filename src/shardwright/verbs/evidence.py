@@ -62,7 +62,8 @@ def evidence(
     )
     own = None if cluster else document.cluster
     machine = own or find_cluster(cluster)[0]
-    check_plan(plan, captured.graph, None if own else machine)
+    with document.named():
+        check_plan(plan, captured.graph, None if own else machine)
     return captured.graph, machine, costs_behind(document, plan)
 
 

@@ -18,6 +18,7 @@ from shardwright.verbs.orders import read_lines
 from shardwright.verbs.request import PipelineRequest
 
 if TYPE_CHECKING:
+    from shardwright.files.orderfile import OrderFile
     from shardwright.layerwise import PipelineProblem
     from shardwright.planner.schedule import Line
 
@@ -69,7 +70,8 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
             "many levels, outermost first; write for example 2x8 and '1 GB/s,10 GB/s'"
         )
     is_nested = len(counts) > 1
-    lines, microbatches = _order(request)
+    file, lines = _order(request)
+    microbatches = file.microbatches if file else request.microbatches
     schedules = _schedules(request, microbatches)
     is_replayed = bool(lines) or schedules[0] in REPLAYED
     if is_replayed and (is_nested or not microbatches):
@@ -92,7 +94,7 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         levels = [Level(count=n, bandwidth=b) for n, b in zip(counts, bandwidths, strict=True)]
         return graph, study_levels(problem, levels[::-1])
     if is_replayed:
-        return graph, _by_order(problem, "custom" if lines else schedules[0], lines)
+        return graph, _by_order(problem, schedules[0], file, lines)
     return graph, _by_planners(problem, schedules)
 
 
@@ -131,25 +133,32 @@ def _check_size(workers: int, microbatches: int, most: int) -> None:
         )
 
 
-def _order(request: PipelineRequest) -> tuple[tuple[Line, ...], int]:
-    """Return the order in the request's file, none where no file is named, and the microbatches."""
+def _order(request: PipelineRequest) -> tuple[OrderFile | None, tuple[Line, ...]]:
+    """Return the request's order, its file and its lines, none where no file is named."""
     if not request.order:
-        return (), request.microbatches
+        return None, ()
     levels = read_levels(request.workers)
     workers = (
         math.prod(levels) if levels else sum(one.count for one in read_workers(request.workers))
     )
-    file, lines = read_lines(request.order, workers, "give as many --workers")
-    return lines, file.microbatches
+    return read_lines(request.order, workers, "give as many --workers")
 
 
 def _by_order(
-    problem: PipelineProblem, schedule: ScheduleKind, lines: tuple[Line, ...]
+    problem: PipelineProblem,
+    schedule: ScheduleKind,
+    file: OrderFile | None,
+    lines: tuple[Line, ...],
 ) -> PipelineStudy:
-    from shardwright.layerwise import study_orders
+    from shardwright.layerwise import NoRoom, study_orders
 
     try:
-        return study_orders(problem, schedule, lines)
+        return study_orders(problem, "custom" if file else schedule, lines)
+    except NoRoom as error:
+        if file is None:
+            raise
+        at = f"{file.path}, line {file.lines[error.worker]}"
+        raise NoPlan(f"{at}: {error.problem}", remedy=error.remedy) from error
     except ValueError as error:
         raise InputError(str(error)) from error
 

@@ -82,7 +82,8 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
         budget_seconds=ROUND_SECONDS,
     )
     ground = prepare(task, best)
-    check_plan(best, ground.captured.graph)
+    with document.named():
+        check_plan(best, ground.captured.graph)
     facts = ground.captured.graph, cluster, costs_behind(document, best)
     survey = surveyed(*facts, document.frontier, training_of(best.strategy))
     count = TRIED if tries is None else tries
