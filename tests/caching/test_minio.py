@@ -115,6 +115,33 @@ def test_one_name_has_one_capacity(tmp_path):
     MinIOCache(CAPACITY + 1, name="a", folder=tmp_path).close()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"SWMINIO1", b"SWMINIO1" + bytes(6000), b"SWMINIO1" + b"\xff" * 16 + bytes(6000), None],
+)
+def test_a_cache_that_is_not_whole_is_refused(tmp_path, damage):
+    with MinIOCache(CAPACITY, name="a", folder=tmp_path):
+        arena = folders(tmp_path)[0] / "arena"
+        arena.rename(tmp_path / "kept")  # the one that is open stays good
+        if damage is not None:
+            arena.write_bytes(damage)
+        with pytest.raises(InputError, match=r"arena is not \(.*\); .*another name"):
+            MinIOCache(CAPACITY, name="a", folder=tmp_path)
+
+
+def test_counts_that_no_process_wrote_lead_nowhere(tmp_path):
+    """A slot of a killed process that is not there, and an index that looks full and is not."""
+    with MinIOCache(CAPACITY, items=100, folder=tmp_path) as cache, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cache.get("1", lambda: content(1))
+        with (folders(tmp_path)[0] / "arena").open("r+b") as file:
+            for at, raw in ((64 + 24, b"\xff" * 8), (4096, b"\x07" * 64 * 256)):
+                file.seek(at)
+                file.write(raw)
+        assert cache.get("1", lambda: content(1)) == content(1)
+        assert cache.get("2", lambda: content(2)) == content(2)
+
+
 def test_bytes_may_be_written_as_50e6_and_are_whole(tmp_path):
     with MinIOCache(50e3, items=1e2, folder=tmp_path) as cache:  # type: ignore[arg-type]
         assert cache.capacity == 50_000

@@ -18,9 +18,10 @@ import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,12 @@ class MinIOCache:
         )
         self.place = self._home.place
         self._always = always
-        self._file = os.open(self._home.path / "arena", os.O_RDWR | os.O_CLOEXEC)
-        self._map = mmap.mmap(self._file, 0)
-        magic, self._slots, self.capacity = _HEAD.unpack_from(self._map)
-        if magic != _MAGIC or self.capacity != room:
-            _end(self._home, self._file)
-            raise InputError(
-                f"processes share a cache of one capacity; {name!r} has {self.capacity:,} bytes, not {room:,}: "
-                "give all of them the same, or another name"
-            )
+        try:
+            self._file, self._map, self._slots = _opened(self._home.path / "arena", room)
+        except InputError:
+            self._home.close()
+            raise
+        self.capacity = room
         self._start = _INDEX_AT + self._slots * _SLOT_BYTES
         self._counts = memoryview(self._map)[_COUNTS_AT : _COUNTS_AT + 32].cast("Q")
         self._bytes = memoryview(self._map).toreadonly()[self._start :]
@@ -161,8 +159,7 @@ class MinIOCache:
 
     def find(self, digest: bytes) -> memoryview | None:
         """Return an item by its digest, None where it is not cached, or no longer what was put in."""
-        place = int.from_bytes(digest[:8], "little") % self._slots
-        for _ in range(self._slots):
+        for place in self._places(digest):
             at = _INDEX_AT + place * _SLOT_BYTES
             state, check, found, offset, length, item = _SLOT.unpack_from(self._map, at)
             if state == _EMPTY:
@@ -176,8 +173,12 @@ class MinIOCache:
                     self._checked[place] = 1
                     return view
                 self._condemn(place, at)
-            place = (place + 1) % self._slots
         return None
+
+    def _places(self, digest: bytes) -> Iterable[int]:
+        """Return all slots in the order in which an item is looked for."""
+        first = int.from_bytes(digest[:8], "little") % self._slots
+        return chain(range(first, self._slots), range(first))
 
     def has_room(self, length: int) -> bool:
         """Whether an item of so many bytes would be kept."""
@@ -205,8 +206,7 @@ class MinIOCache:
                 return False
             if self.find(digest) is not None:
                 return True
-            if self.has_room(len(data)) and self._reserve(len(data)):
-                self._fill(digest, data)
+            if self.has_room(len(data)) and self._reserve(len(data)) and self._fill(digest, data):
                 return True
         self.decline()
         return False
@@ -257,6 +257,9 @@ class MinIOCache:
         if not counts[_PENDING]:
             return
         items, place = counts[_PENDING] >> 32, (counts[_PENDING] & 0xFFFFFFFF) - 1
+        if not 0 <= place < self._slots:  # no process wrote that
+            counts[_PENDING] = 0
+            return
         at = _INDEX_AT + place * _SLOT_BYTES
         state, _, _, offset, length, _ = _SLOT.unpack_from(self._map, at)
         if state in (_READY, _BAD):
@@ -289,12 +292,14 @@ class MinIOCache:
             )
         return False
 
-    def _fill(self, digest: bytes, data: bytes | memoryview) -> None:
+    def _fill(self, digest: bytes, data: bytes | memoryview) -> bool:
         counts = self._counts
         end, items = counts[_END], counts[_ITEMS]
-        place = int.from_bytes(digest[:8], "little") % self._slots
-        while self._map[_INDEX_AT + place * _SLOT_BYTES] != _EMPTY:
-            place = (place + 1) % self._slots
+        for place in self._places(digest):
+            if self._map[_INDEX_AT + place * _SLOT_BYTES] == _EMPTY:
+                break
+        else:
+            return False
         at = _INDEX_AT + place * _SLOT_BYTES
         length, item = len(data), zlib.crc32(data)
         fields = zlib.crc32(_FIELDS.pack(digest, end, length, item))
@@ -304,6 +309,7 @@ class MinIOCache:
         self._map[at] = _READY
         counts[_END], counts[_ITEMS] = end + _rounded(length), items + 1
         counts[_PENDING] = 0
+        return True
 
     def _condemn(self, place: int, at: int) -> None:
         """Take an item out whose bytes are no longer those that were put in; its room is lost."""
@@ -342,6 +348,31 @@ def _make(folder: Path, slots: int, capacity: int) -> None:
         os.pwrite(file, _HEAD.pack(_MAGIC, slots, capacity), 0)
     finally:
         os.close(file)
+
+
+def _opened(path: Path, capacity: int) -> tuple[int, mmap.mmap, int]:
+    """Return a cache's file, its bytes, and how many slots they have. Raises InputError unless they are whole."""
+    file = -1
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        data = mmap.mmap(file, 0)
+        magic, slots, found = _HEAD.unpack_from(data)
+        if magic != _MAGIC or not slots or len(data) != _INDEX_AT + slots * _SLOT_BYTES + found:
+            raise ValueError("its head and its length disagree")
+    except (OSError, ValueError, struct.error) as error:
+        if file >= 0:
+            os.close(file)
+        raise InputError(
+            f"processes share a cache that is whole, but {path} is not ({error}); end those that use it, or choose "
+            "another name"
+        ) from None
+    if found != capacity:
+        os.close(file)
+        raise InputError(
+            f"processes share a cache of one capacity; {path} has {found:,} bytes, not {capacity:,}: "
+            "give all of them the same, or another name"
+        )
+    return file, data, slots
 
 
 def _joined(capacity: int, name: str, folder: Path, always: bool, place: str) -> MinIOCache:
