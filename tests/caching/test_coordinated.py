@@ -321,6 +321,11 @@ def test_jobs_that_do_not_agree_are_refused(tmp_path):
             SharedLoader(Told(tmp_path / "log"), sharing(tmp_path, seed=4), batch_size=4)
         with pytest.raises(InputError, match="agree"):
             SharedLoader(Told(tmp_path / "log", SAMPLES + 1), how, batch_size=4)
+        board = next(tmp_path.rglob("board"))
+        board.rename(tmp_path / "kept")
+        board.write_bytes(b"no")
+        with pytest.raises(InputError, match=r"agree .* these are \(\) there"):
+            SharedLoader(Told(tmp_path / "log"), how, batch_size=4)
 
 
 @pytest.mark.parametrize(

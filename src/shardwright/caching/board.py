@@ -57,6 +57,15 @@ class Staged:
     check: int
 
 
+def _mapped(path: Path) -> memoryview[int]:
+    """Return the cells of a board's file, none of one that is not whole."""
+    try:
+        with path.open("r+b") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+    except (OSError, ValueError, TypeError):
+        return memoryview(b"").cast("Q")
+
+
 class Board:
     """The board of one name; ``agreed`` are samples, chunk, seed and depth, alike for all."""
 
@@ -72,10 +81,9 @@ class Board:
 
         self._home = open_home(name, cells * 8, make, kind="staging", folder=folder)
         self.path, self.place = self._home.path, self._home.place
-        with (self.path / "board").open("r+b") as file:
-            self._cells = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+        self._cells = _mapped(self.path / "board")
         found = tuple(self._cells[_AGREED])
-        if found != (cells, *agreed):
+        if (len(self._cells), *found) != (cells, cells, *agreed):
             self._home.close()
             raise InputError(
                 f"jobs that share {name!r} agree on samples, chunk, seed and depth, but these are {found[1:]} there, "
