@@ -263,7 +263,8 @@ class MinIOCache:
         at = _INDEX_AT + place * _SLOT_BYTES
         state, _, _, offset, length, _ = _SLOT.unpack_from(self._map, at)
         if state in (_READY, _BAD):
-            counts[_END], counts[_ITEMS] = offset + _rounded(length), items + 1
+            counts[_END] = min(max(counts[_END], offset + _rounded(length)), MOST_BYTES)
+            counts[_ITEMS] = items + 1
         else:
             self._map[at] = _EMPTY
         counts[_PENDING] = 0

@@ -158,9 +158,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
         cluster = None if header.cluster is None else decode(Cluster, header.cluster, "cluster")
         if cluster is not None:
             _check_cluster(cluster)
-        document = PlanFile(
-            plans=plans, origin=header.origin, cluster=cluster, path=str(path)
-        )
+        document = PlanFile(plans=plans, origin=header.origin, cluster=cluster, path=str(path))
         if not document.frontier.plans:
             raise ValueError("content.plans: the frontier is empty")
         for plan in document.frontier.plans:
