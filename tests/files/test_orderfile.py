@@ -11,7 +11,7 @@ from shardwright.files.orderfile import read_order
 def test_rows_may_be_parted_by_spaces_or_commas(tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
     path.write_text("# first worker\n0F0,0F1,,0B0,0B1\n\n1F0 1I0\t1W0 # and so on\n")
-    assert read_order(path) == (("0F0 0F1 0B0 0B1", "1F0 1I0 1W0"), (2, 4), 2)
+    assert read_order(path) == (str(path), ("0F0 0F1 0B0 0B1", "1F0 1I0 1W0"), (2, 4), 2)
 
 
 def test_a_file_without_actions_is_refused(tmp_path: Path) -> None:
