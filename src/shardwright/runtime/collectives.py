@@ -121,8 +121,7 @@ def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
     lent = widened.detach()
     options = dist.AllreduceOptions()
     options.asyncOp = True
-    sent = torch.view_as_real(lent) if lent.is_complex() else lent
-    work = group.allreduce([sent], options)
+    work = group.allreduce([_real(lent)], options)
     finish = None if wire is None else lambda: _store(buffer, widened)
     return Pending((work,), buffer, finish, (lent,))
 
@@ -150,15 +149,16 @@ def _exchanged(
     One thread of gloo's reads and writes. Of two ranks the one that is late would push all it has before
     it says that it is ready to receive; the other's, which waits for that word, would travel afterwards.
 
-    The group is asked itself, here and for sums: what ``torch.distributed`` checks in Python, every
+    The group is asked itself, here, for sums and for transfers: what ``torch.distributed`` checks in Python, every
     time, takes a quarter of what a small message takes of the thread that computes.
     """
-    here, there = (
-        {rank: torch.view_as_real(one) if one.is_complex() else one for rank, one in ends.items()}
-        for ends in (come, go)
-    )
-    works = [group.recv([one], rank, EXCHANGE_TAG) for rank, one in here.items()]
-    return works + [group.send([one], rank, EXCHANGE_TAG) for rank, one in there.items()]
+    works = [group.recv([_real(one)], rank, EXCHANGE_TAG) for rank, one in come.items()]
+    return works + [group.send([_real(one)], rank, EXCHANGE_TAG) for rank, one in go.items()]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Return a tensor as what travels."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _rows_exchanged(output: Tensor, pieces: Tensor, group: ProcessGroup) -> list[Work]:
@@ -226,12 +226,12 @@ def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
 def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start sending a contiguous tensor to a rank of the world."""
     lent = tensor.detach()
-    work = dist.isend(lent, dst=rank, group=group, tag=tag)
-    return Pending((work,), tensor, lent=(lent,))  # type: ignore[arg-type]
+    work = group.send([_real(lent)], dist.get_group_rank(group, rank), tag)
+    return Pending((work,), tensor, lent=(lent,))
 
 
 def receive(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start receiving into a contiguous tensor from a rank of the world."""
     lent = tensor.detach()
-    work = dist.irecv(lent, src=rank, group=group, tag=tag)
-    return Pending((work,), tensor, lent=(lent,))  # type: ignore[arg-type]
+    work = group.recv([_real(lent)], dist.get_group_rank(group, rank), tag)
+    return Pending((work,), tensor, lent=(lent,))

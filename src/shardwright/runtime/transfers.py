@@ -31,6 +31,8 @@ class Leg:
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return the view of a shard that the piece is; a copy where a row is none."""
+        if self.covers:
+            return tensor
         if len(self.box) != tensor.dim():
             tensor = tensor.reshape(-1)
         return tensor[self.box]
@@ -113,7 +115,7 @@ class Send(Exchange):
         for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
             tensor, tag = item.source(), self.route.tag + number
             for leg in legs:
-                piece = tensor if leg.covers else leg.of(tensor)
+                piece = leg.of(tensor)
                 if leg.link is None:
                     self.mailbox[tag] = piece.clone()
                 else:
@@ -148,14 +150,14 @@ class Receive(Exchange):
             tag = self.route.tag + number
             if self.route.sums[number]:
                 memory = torch.zeros(item.result_shape, dtype=item.dtype, device=self.device)
-                terms = [(leg.of(memory), self._term(leg.of(memory), leg, tag)) for leg in legs]
+                terms = [(view := leg.of(memory), self._term(view, leg, tag)) for leg in legs]
                 self.arriving.append((memory, terms))
                 continue
             if len(legs) == 1 and legs[0].covers and legs[0].link is None:
                 self.arriving.append((self.mailbox.pop(tag), []))
                 continue
             memory = item.target() if item.target else self._memory(item, legs)
-            works = [(leg.of(memory), self._receive(leg.of(memory), leg, tag)) for leg in legs]
+            works = [(view := leg.of(memory), self._receive(view, leg, tag)) for leg in legs]
             self.arriving.append((memory, works))
 
     def _memory(self, item: Item, legs: Sequence[Leg]) -> Tensor:
