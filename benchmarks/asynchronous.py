@@ -2,9 +2,11 @@
 
 Throughput: windows of 200 minibatches without a flush, and as many of torch's Schedule1F1B with as many
 microbatches as stages, each of a minibatch's size, in turns, in the same processes. On two ranks the layers
-compute; on four they sleep, which takes no core. The bound of a window is the longest forward and backward of a
-stage, measured within it. Beside each period stands what the simulator makes of the same Program, given what instructions
-took by kind, and a message between two ranks alone. Exits 1 where a bar is missed.
+compute; on four they sleep, which takes no core. A window begins when the pipeline has its rhythm: ranks that begin at
+one moment, as behind the barrier between windows, first fall into it. The bound of a window is the longest forward and
+backward of a stage, measured within it. Beside each period stands what the simulator makes of the same Program, given what
+instructions took by kind, and what messages were measured to take, and to cost the ranks, by the profiler, between
+these ranks. Exits 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -21,26 +23,45 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from processor import machine
-from receives import one_way
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from shardwright.core.costs import CostTable, Record
 from shardwright.core.program import BACKWARD_KINDS, Kind, Program
 from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS
+from shardwright.files.clusterfile import read_cluster
+from shardwright.planner.cost import build_costs, collective_seconds
+from shardwright.planner.cost.burden import NUM_COLUMNS, charge, charge_telling, message_burden
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
+from shardwright.runtime.profile import Probe
+from shardwright.runtime.profile.collectives import name_records, time_collectives
 
 WINDOW = 200  # if nobody says
 COMPUTES = frozenset(map(int, (Kind.FORWARD, *BACKWARD_KINDS)))
 TIMED = (*COMPUTES, Kind.TRANSFORM, Kind.UPDATE)
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
 LEAST_OF_BOUND, LEAST_GAIN, MOST_OFF = 0.95, 1.3, 0.05
+# What the profiler measures of messages between ranks, and for how many seconds those alone.
+PROBE, PROBE_SECONDS = Probe(primitives=("all_reduce", "transfer"), sizes=(1024, 65536, 2**20)), 3.0
+HERE = "these ranks"
+# Some ranks on one host; nothing else of it is asked.
+HOST = """[kind.core]
+peak = {float32 = "0.1 TFLOP/s"}
+memory = "1 GB"
+memory_bandwidth = "10 GB/s"
+backend = "cpu"
+[[host]]
+kind = "core"
+devices = 4
+link = "2 GB/s"
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,20 +198,23 @@ class Ours:
         module, captured, program = lowered(case, staleness, batch)
         self.executor = Executor(captured, program, module, optimizer=OPTIMIZER)
         self.batch, self.seconds = batch, dict.fromkeys(map(int, TIMED), 0.0)
-        kinds, act = program.kind, self.executor._act
+        self.lead = 2 * case.stages
+        kinds, act = program.kind.tolist(), self.executor._act
 
         def timing(index: int, action: Any) -> None:
             begin = time.perf_counter()
             act(index, action)
-            if (kind := int(kinds[index])) in self.seconds:
+            if (kind := kinds[index]) in self.seconds:
                 self.seconds[kind] += time.perf_counter() - begin
 
         self.executor._act = timing
 
     def window(self, count: int) -> Window:
         """Run minibatches; those under way stay so."""
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
         dist.barrier()
+        for _ in range(self.lead):
+            self.executor.step(self.batch)
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
         begin = time.perf_counter()
         for _ in range(count):
             self.executor.step(self.batch)
@@ -229,13 +253,20 @@ class Torch:
         return Window((time.perf_counter() - begin) / count, {})
 
 
+def messages() -> list[Record]:
+    """Measure messages between ranks, alone and beneath computation, as a profile does (a collective call)."""
+    group = dist.group.WORLD
+    assert group is not None
+    found = time_collectives(group, PROBE, PROBE_SECONDS, lambda *_: None)
+    return name_records(found, 1, group.size(), "loopback", HERE)
+
+
 def race(
     case: Case, modes: tuple[str, ...], turns: int, count: int
-) -> tuple[dict[str, list[Window]], float]:
-    """Return this rank's windows by trainer, and the seconds of a message between two ranks."""
+) -> tuple[dict[str, list[Window]], list[Record]]:
+    """Return this rank's windows by trainer, and what messages between ranks cost."""
     torch.set_num_threads(1)
-    batch = case.drawn()
-    message = max(one_way(rank, case.bytes) for rank in range(case.stages - 1))
+    batch, known = case.drawn(), messages()
     trainers: dict[str, Ours | Torch] = {mode: Ours(case, mode, batch) for mode in modes}
     trainers["torch"] = Torch(case, batch)
     for trainer in trainers.values():
@@ -252,17 +283,26 @@ def race(
         if isinstance(trainer, Ours):
             trainer.executor.flush()
             trainer.executor.close()
-    return found, message
+    return found, known
 
 
-def predicted(case: Case, mode: str, windows: list[Window], message: float) -> float:
-    """Return the simulator's period, given what the instructions of each stage took together by kind."""
+def predicted(case: Case, mode: str, windows: list[Window], table: CostTable) -> float:
+    """Return the simulator's period, given what the instructions of each stage took together by kind; in that is what
+    messages under way steal of them."""
     _, _, program = lowered(case, mode, case.drawn())
-    seconds = np.where(program.kind == Kind.SEND, message, 0.0)
+    seconds, cluster = np.zeros(program.num_instructions), read_cluster(HOST)
     for stage, window in enumerate(windows):
         for kind, took in window.by_kind.items():
             mine = (program.kind == kind) & (program.group == stage)
             seconds[mine] = took / max(1, mine.sum())
+    burdens = np.zeros((NUM_COLUMNS, len(program.messages)))
+    for item, message in enumerate(program.messages):
+        facts = message.bytes, (0, 1), cluster, table
+        sent = (program.kind == Kind.SEND) & (program.item == item)
+        seconds[sent] = collective_seconds("transfer", *facts).seconds
+        burdens[:, item] = replace(message_burden("transfer", *facts), stolen=0.0).row
+    charge(program, seconds, np.zeros_like(seconds), burdens)
+    charge_telling(program, seconds, np.zeros_like(seconds), (cluster, table))
     return simulate(program, seconds).step_seconds
 
 
@@ -271,9 +311,11 @@ def _spread(rows: list[tuple[float, ...]], place: int) -> str:
     return f"{min(column):.2f}-{max(column):.2f}"
 
 
-def told(case: Case, ranks: list[tuple[dict[str, list[Window]], float]], table: Table) -> bool:
+def told(
+    case: Case, ranks: list[tuple[dict[str, list[Window]], list[Record]]], table: Table
+) -> bool:
     """Write the rows of a case; return whether all bars are met."""
-    is_met, message = True, max(seconds for _, seconds in ranks)
+    is_met, costs = True, build_costs(ranks[0][1], HERE)
     turns = len(ranks[0][0]["torch"])
     theirs = [max(rank["torch"][turn].period for rank, _ in ranks) for turn in range(turns)]
     for name in ranks[0][0]:
@@ -285,7 +327,7 @@ def told(case: Case, ranks: list[tuple[dict[str, list[Window]], float]], table: 
             period = max(one.period for one in windows)
             bound = max(one.compute for one in windows)
             whole = max(one.whole for one in windows)
-            said = predicted(case, name, windows, message)
+            said = predicted(case, name, windows, costs)
             rows.append(
                 (period, bound / period, whole / period, theirs[turn] / period, said / period - 1)
             )

@@ -10,6 +10,7 @@ import pytest
 
 from shardwright.core.costs import CostTable, beneath_key, collective_key, meeting_name
 from shardwright.core.program import Kind, Program
+from shardwright.core.staleness import Staleness
 from shardwright.files.clusterfile import read_cluster
 from shardwright.planner.cost import price
 from shardwright.planner.cost.burden import NOTHING, charge, message_burden
@@ -134,3 +135,15 @@ def test_a_step_of_more_messages_computes_longer_by_what_they_hold(seed: Seed) -
     assert all(message.axes for message in messages)
     more = price(program, graph, CPU, table(4)).seconds - price(program, graph, CPU, bare).seconds
     assert more.sum() >= len(messages) * 1.0
+
+
+def test_a_pipeline_without_a_flush_tells_the_loss_in_every_period() -> None:
+    """One second of each rank, which the sum over all four holds; transfers were not measured here."""
+    graph = transformer_like()
+    cases: tuple[tuple[Staleness, float], ...] = (("none", 0.0), ("stash", 1.0))
+    for staleness, held in cases:
+        program = lower(graph, seed_strategy(graph, Seed(stages=4, staleness=staleness)))
+        more, bare = (price(program, graph, CPU, one).seconds for one in (table(4), CostTable()))
+        updates = program.kind == Kind.UPDATE
+        assert (more - bare)[updates] == pytest.approx([held] * 4)
+        assert more[~updates] == pytest.approx(bare[~updates])

@@ -53,6 +53,7 @@ NOTHING = Burden()
 BENEATH = ("held", "stolen", "waited")
 OF_RANKS = ("skew", "hiding")
 NUM_COLUMNS = len(NOTHING.row)
+TOLD_BYTES = 16  # the loss, and whether to stop
 
 
 def is_measured(table: CostTable) -> bool:
@@ -157,3 +158,15 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
         target = np.where(inside, order[np.minimum(place, len(order) - 1)], sent)
         np.add.at(seconds, target, extra)
         np.add.at(spread, target, MODEL_SPREAD * extra)
+
+
+def charge_telling(
+    program: Program, seconds: Floats, spread: Floats, facts: tuple[Cluster, CostTable]
+) -> None:
+    """Add to the updates of a pipeline that is never flushed what its ranks hold to tell each other the loss: in
+    every period, where others do so once a step."""
+    if program.under_way > 1:
+        held = message_burden("all_reduce", TOLD_BYTES, program.strategy.devices, *facts).held
+        updates = program.kind == Kind.UPDATE
+        seconds[updates] += held
+        spread[updates] += MODEL_SPREAD * held

@@ -23,6 +23,7 @@ from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
     Burden,
     charge,
+    charge_telling,
     is_measured,
     largest_burden,
 )
@@ -89,6 +90,7 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
         columns[0, later] += sums[program.item[later]]
     if costs.is_burdened:
         charge(program, columns[0], columns[1], costs.rows[messages, 3:].T)
+        charge_telling(program, columns[0], columns[1], (costs.cluster, costs.table))
     return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
 
 
