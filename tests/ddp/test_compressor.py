@@ -11,6 +11,7 @@ import torch
 from shardwright.ddp import Compression
 from shardwright.ddp.hooks import Load, reshared, wire_bytes
 from shardwright.errors import InputError
+from shardwright.runtime.compression import largest
 from tests.ddp import emulator
 from tests.ddp.local import averaged, copied, on_ranks
 
@@ -299,6 +300,22 @@ def test_narrow_gradients_have_wide_residuals():
     means, compressors, _ = averaged(settings("top-k"), inputs)
     assert means[0][0]["first.weight"].dtype == torch.bfloat16
     assert {one.owed("first.weight").dtype for one in compressors} == {torch.float32}
+
+
+def test_the_largest_are_those_of_a_sort_whatever_is_equal_zero_or_no_number():
+    generator = torch.Generator().manual_seed(3)
+    plain = torch.randn(500, generator=generator)
+    cases = [plain, plain.double(), plain.round(), plain * (plain > 1.5), plain.new_ones(500)]
+    cases += [plain.where(plain > bound, math.nan) for bound in (-2.0, 0.5)]
+    for flat in cases:
+        for count in (1, 7, 250, 500):
+            found = largest(flat, count)
+            assert len(found.unique()) == count
+            expected = flat.abs().sort(descending=True).values[:count]  # NaN first
+            torch.testing.assert_close(
+                flat.abs()[found].sort(descending=True).values,
+                expected, rtol=0, atol=0, equal_nan=True,
+            )  # fmt: skip
 
 
 def test_indices_are_exact_beyond_what_float32_counts():

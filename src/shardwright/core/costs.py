@@ -103,8 +103,10 @@ def beneath_key(what: str, primitive: str, hosts: int, devices: int, link: str) 
 
 # Names what an optimizer with two states takes for one tensor, by its bytes.
 UPDATE = "update"
-# Names what compressing a gradient takes, or adding a rank's, by its elements: ``pack|top-k|65536``.
+# Names what compressing a gradient takes, or adding a rank's, by its elements: ``pack|int8|65536``; where some
+# are selected also by their density, of which there are these: ``pack|top-k|0.001|65536``.
 PACK = "pack"
+PACK_DENSITIES = (0.001, 0.1)
 # Kernels that an operator's backward starts for one of its forward, about.
 BACKWARD_STARTS = 1.5
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shardwright.core.compression import Round
 
+NUMPYS = (torch.float32, torch.float64)  # what NumPy has, too
 MOST_ELEMENTS = 2**31 - 1  # of what one index of 32 bits can point into
 
 
@@ -40,8 +42,24 @@ class Sparse:
 
 
 def largest(flat: Tensor, count: int) -> Tensor:
-    """Return indices of the elements of largest magnitude; NaN counts as larger than all."""
-    return torch.topk(flat.abs(), count, sorted=False).indices
+    """Return indices of the elements of largest magnitude; NaN counts as larger than all.
+
+    On CPUs NumPy's partition takes a third of what ``torch.topk`` does of many elements, whatever their share;
+    but of numbers that are mostly equal, which only zeros are in gradients, many times as long.
+    """
+    sizes = flat.abs()
+    if flat.device.type == "cpu" and flat.dtype in NUMPYS:
+        numbers = sizes.numpy()
+        if 2 * np.count_nonzero(numbers != 0) > len(numbers):
+            least = np.partition(numbers, -count)[-count]
+            found = torch.from_numpy(np.flatnonzero(~(numbers < least)))
+            # Of equals, and of NaN, there may be more.
+            return found if len(found) == count else found[_largest(sizes[found], count)]
+    return _largest(sizes, count)
+
+
+def _largest(sizes: Tensor, count: int) -> Tensor:
+    return torch.topk(sizes, count, sorted=False).indices
 
 
 def above(flat: Tensor, threshold: float, count: int) -> Tensor:

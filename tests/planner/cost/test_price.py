@@ -10,7 +10,15 @@ import pytest
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.compression import merge_rounds
-from shardwright.core.costs import PACK, UPDATE, Cost, CostTable, collective_key, operator_key
+from shardwright.core.costs import (
+    PACK,
+    PACK_DENSITIES,
+    UPDATE,
+    Cost,
+    CostTable,
+    collective_key,
+    operator_key,
+)
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value, resource_classes
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
@@ -268,6 +276,28 @@ def test_packing_takes_what_it_was_measured_to_take_on_cpus_only() -> None:
             assert there < 1e-3
             seen[transform.name] = here
     assert set(seen) == set(points)
+
+
+def test_selections_take_what_lies_between_densities_that_were_measured() -> None:
+    graph = residual(batch=8, width=64, depth=1)
+    plain = seed_strategy(graph, Seed(data=4))
+    lines = [
+        (f"{PACK}|{name}|{density:g}", ((1.0, seconds, 0.0), (1e4, seconds, 0.0)))
+        for name, ends in (("top-k", (1.0, 3.0)), ("top-k sum", (0.5, 0.7)))
+        for density, seconds in zip(PACK_DENSITIES, ends, strict=True)
+    ]
+    table = CostTable(collectives=tuple(lines))
+    for density, share in ((0.0005, 0.0), (0.001, 0.0), (0.0505, 0.5), (0.1, 1.0), (0.199, 2.0)):
+        sync = replace(plain.gradient_sync, compressor="top-k", density=density)
+        program = lower(graph, replace(plain, gradient_sync=sync))
+        found = price(program, graph, CPU, table).seconds
+        for kind, item, seconds in zip(program.kind, program.item, found, strict=True):
+            if kind == Kind.TRANSFORM:
+                one = program.transforms[item]
+                each = {"top-k": 1 + 2 * share, "top-k sum": 4 * (0.5 + 0.2 * share)}[one.name]
+                gradients = sum(program.values[place].dtype == "float32" for place in one.reads)
+                expected = (gradients // 2 or len(one.writes)) * each  # gradients and residuals
+                assert seconds == pytest.approx(expected, rel=2e-2)
 
 
 @pytest.mark.parametrize(("kind", "starts"), [(Kind.FORWARD, 1.0), (Kind.BACKWARD, 1.5)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardwright.core.compression import Packing
-from shardwright.core.costs import PACK, UPDATE, collective_key
+from shardwright.core.costs import PACK, PACK_DENSITIES, UPDATE, collective_key
 from shardwright.files.clusterfile import read_cluster, write_cluster
 from shardwright.planner.cost import build_costs, collective_seconds
 from shardwright.planner.cost.burden import message_burden
@@ -84,12 +84,18 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
     assert sizes == sorted(sizes)
     assert len(sizes) > 3
     kind = cluster.kind_of(0)
-    for way in get_args(Packing):
-        for name in (way, f"{way} sum"):
-            few, many = table.collective_map[f"{PACK}|{name}"]
+    for name in [f"{way}{what}" for way in get_args(Packing) for what in ("", " sum")]:
+        densities = PACK_DENSITIES if name.startswith("top-k") else (1.0,)
+        lines = [
+            table.collective_map[f"{PACK}|{name}" + (f"|{one:g}" if one < 1 else "")]
+            for one in densities
+        ]
+        least = 0.0
+        for density, (few, many) in zip(densities, lines, strict=True):
             assert few[0] < many[0]
-            found = pack_cost(name, int(many[0]), 4, kind, table).seconds
-            assert found == pytest.approx(max(few[1], many[1]))
+            found = pack_cost(name, int(many[0]), 4, kind, table, density).seconds
+            least = max(least, few[1], many[1])
+            assert found == pytest.approx(least)
     of_ranks = {f"{what}|1x2|loopback" for what in ("skew", "hiding")}
     assert names | of_ranks | {"overlap_slowdown"} == set(table.overhead_map)
     assert table.overhead_map["overlap_slowdown"] == 1.0  # what is lost is known by message

@@ -24,7 +24,7 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
 
     Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``, and ``held|...``,
     ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``);
-    ``pack|NAME|ELEMENTS`` (``PACK``);
+    ``pack|NAME|ELEMENTS`` or ``pack|NAME|DENSITY|ELEMENTS`` (``PACK``);
     ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit; and
     ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of which those of ``graph`` count.
     """

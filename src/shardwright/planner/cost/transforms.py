@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.core.cluster import DeviceKind
 from shardwright.core.compression import INDEX_BYTES, merge_rounds, packed_by, wide_dtype
-from shardwright.core.costs import PACK, Cost, CostTable
+from shardwright.core.costs import PACK, PACK_DENSITIES, Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.planner.cost.collective import interpolate
@@ -58,8 +58,8 @@ class _Work:
     core; and passes over an element's bytes on an accelerator, whose memory is what counts there.
 
     Seconds are measured: 2 shared AMD EPYC cores, torch 2.13, one thread, float32, 65,536 to 8 million
-    elements (they differ by up to a third, top-k at densities of 0.001 by half). Passes are counted in
-    the kernels that are started; a radix selection reads its input four times.
+    elements (they differ by up to a half). Passes are counted in the kernels that are started; a radix
+    selection reads its input four times.
     """
 
     kernels: int
@@ -68,7 +68,7 @@ class _Work:
 
 
 _WORK = {
-    "top-k": _Work(14, 12.5e-9, 17),
+    "top-k": _Work(14, 7e-9, 17),
     "int8": _Work(15, 5.2e-9, 19),
     "1-bit": _Work(30, 19e-9, 30),
     "merge": _Work(28, 300e-9, 200),  # by elements kept
@@ -84,14 +84,17 @@ _WORK = {
 HALF_WIDTH = 0.5
 
 
-def pack_cost(name: str, elements: int, width: int, kind: DeviceKind, table: CostTable) -> Cost:
-    """Return the seconds of compressing so many elements of some bytes each, or of adding a rank's.
+def pack_cost(
+    name: str, elements: int, width: int, kind: DeviceKind, table: CostTable, density: float = 1.0
+) -> Cost:
+    """Return the seconds of compressing so many elements of some bytes each, or of adding a rank's;
+    ``density``: of those that are selected.
 
     Doubted by half where how fast a device selects was not measured.
     """
-    points = table.collective_map.get(f"{PACK}|{name}")
-    if points and kind.backend == "cpu":
-        return interpolate(points, elements)
+    known = _measured(name, elements, density, table) if kind.backend == "cpu" else None
+    if known is not None:
+        return known
     work = _WORK[name]
     if kind.backend == "cpu":
         seconds = elements * work.core_seconds
@@ -101,15 +104,33 @@ def pack_cost(name: str, elements: int, width: int, kind: DeviceKind, table: Cos
     return Cost(seconds=seconds, spread=HALF_WIDTH * seconds)
 
 
+def _measured(name: str, elements: int, density: float, table: CostTable) -> Cost | None:
+    """Return what was measured, between densities on a straight line, too; None where nothing was."""
+    known = table.collective_map
+    if points := known.get(f"{PACK}|{name}"):
+        return interpolate(points, elements)
+    ends = [(one, known.get(f"{PACK}|{name}|{one:g}")) for one in PACK_DENSITIES]
+    costs = [(one, interpolate(points, elements)) for one, points in ends if points]
+    if not costs:
+        return None
+    return interpolate(tuple([(one, cost.seconds, cost.spread) for one, cost in costs]), density)
+
+
+def _density(pack_bytes: int, elements: int, width: int) -> float:
+    """Return the share of so many elements that a pack of values and places has."""
+    return pack_bytes / (width + INDEX_BYTES) / elements
+
+
 def _pack(
     transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable
 ) -> Cost:
     """Each gradient by itself; residuals come behind them."""
     packed = [values[source] for source in packed_by(transform)]
-    costs = [
-        pack_cost(transform.name, math.prod(one.shape), _wide_bytes(one), kind, table)
-        for one in packed
-    ]
+    costs = list[Cost]()
+    for one, pack in zip(packed, transform.writes, strict=False):
+        elements, width = math.prod(one.shape), _wide_bytes(one)
+        density = _density(values[pack].shape[0], elements, width)
+        costs.append(pack_cost(transform.name, elements, width, kind, table, density))
     # A velocity is read, written and masked; a norm reads a gradient, and bounding it writes one.
     passes = 6 * (transform.number("momentum", 0) > 0) + 3 * (transform.number("bound", 0) > 0)
     more = sum(math.prod(one.shape) * _wide_bytes(one) for one in packed)
@@ -159,10 +180,11 @@ def _factor(
 
 def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable) -> Cost:
     width, ranks = DTYPE_BYTES[transform.word("dtype")], transform.count("ranks")
-    costs = [
-        pack_cost(transform.name, math.prod(values[result].shape), width, kind, table)
-        for result in transform.writes
-    ]
+    costs = list[Cost]()
+    for packs, result in zip(transform.reads, transform.writes, strict=True):
+        elements = math.prod(values[result].shape)
+        density = _density(values[packs].shape[0] // ranks, elements, width)
+        costs.append(pack_cost(transform.name, elements, width, kind, table, density))
     return total(costs * ranks)
 
 

@@ -236,10 +236,10 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
         cost = message_cost(context, lane.program, lane.message)
         load = _load(context, lane, lane.message)
         return Way(packs=zeros, sums=zeros, sizes=sizes, cost=cost, load=load)
-    compressor, gather = how[0], replace(lane.message, primitive="all_gather")
+    gather = replace(lane.message, primitive="all_gather")
     return Way(
-        packs=[_work(context, unit, compressor) or math.inf for unit in units],
-        sums=[lane.ranks * _work(context, unit, f"{compressor} sum") for unit in units],
+        packs=[_work(context, unit, how) or math.inf for unit in units],
+        sums=[lane.ranks * _work(context, unit, how, " sum") for unit in units],
         sizes=[float(lane.ranks * _size(unit, how)) for unit in units],
         cost=message_cost(context, lane.program, gather),
         load=_load(context, lane, gather),
@@ -261,11 +261,12 @@ def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
     return load
 
 
-def _work(context: Context, unit: _Unit, name: str) -> float:
-    """Return the seconds of compressing, or of adding a rank's; 0 of what is not compressed."""
+def _work(context: Context, unit: _Unit, how: How, what: str = "") -> float:
+    """Return the seconds of compressing, or of adding a rank's (" sum"); 0 of what is not compressed."""
     if not unit.dtype:
         return 0.0
-    return sum(context.prices.pack_seconds(name, one, unit.dtype) for one in unit.elements)
+    name, seconds = f"{how[0]}{what}", context.prices.pack_seconds
+    return sum(seconds(name, one, unit.dtype, how[1]) for one in unit.elements)
 
 
 def _size(unit: _Unit, how: How) -> int:

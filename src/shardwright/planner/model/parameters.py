@@ -334,7 +334,7 @@ class _Summed:
         elements, compressor = self.elements, sync.compressor
 
         def seconds(name: str, count: int = elements) -> float:
-            return prices.pack_seconds(name, count, self.dtype)
+            return prices.pack_seconds(name, count, self.dtype, sync.density)
 
         if compressor == "powersgd":
             ranked = seconds("rank", elements * factor_shapes(self.shape, sync.feedback.rank)[0][1])

@@ -116,9 +116,10 @@ class Prices:
         """Return the seconds of so many bytes, read and written together, through the memory."""
         return memory_seconds(num_bytes, self._rates.kind)
 
-    def pack_seconds(self, name: str, elements: int, dtype: str) -> float:
-        """Return the seconds of compressing so many elements, or of adding those of a rank."""
-        return pack_cost(name, elements, DTYPE_BYTES[dtype], self._rates.kind, self.table).seconds
+    def pack_seconds(self, name: str, elements: int, dtype: str, density: float) -> float:
+        """Return the seconds of compressing so many elements, some selected, or of adding those of a rank."""
+        width, kind = DTYPE_BYTES[dtype], self._rates.kind
+        return pack_cost(name, elements, width, kind, self.table, density).seconds
 
     @remembered
     def starting(self, num_devices: int) -> float:

@@ -35,7 +35,13 @@ from shardwright.errors import InputError
 from shardwright.runtime import collectives as verbs
 from shardwright.runtime.clocks import Ticks, ticks_of
 from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
-from shardwright.runtime.profile.beneath import Start, ThereAndBack, run_through, time_beneath
+from shardwright.runtime.profile.beneath import (
+    Chunk,
+    Start,
+    ThereAndBack,
+    run_through,
+    time_beneath,
+)
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads, time_starts
@@ -139,7 +145,7 @@ def name_records(
     found: dict[str, Timing], hosts: int, num_devices: int, label: str, environment: str
 ) -> list[Record]:
     """Turn what rank 0 measured into records: ``PRIMITIVE|BYTES`` and ``WHAT|PRIMITIVE|BYTES``, scalars
-    of the group, ``update|BYTES``, ``pack|NAME|ELEMENTS`` and ``overhead|NAME``."""
+    of the group, ``update|BYTES``, ``pack|NAME|...|ELEMENTS`` and ``overhead|NAME``."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     records: list[Record] = []
     for name, timing in found.items():
@@ -256,7 +262,11 @@ def time_alone(
 
 
 def time_busy(
-    group: ProcessGroup, probe: Probe, alone: dict[str, Timing], place: torch.device = HOST
+    group: ProcessGroup,
+    probe: Probe,
+    alone: dict[str, Timing],
+    place: torch.device = HOST,
+    chunk: Chunk | None = None,
 ) -> dict[str, Timing]:
     """Measure what the same collectives, timed ``alone``, cost CPU ranks that compute (``time_beneath``)."""
     if place.type != "cpu":
@@ -265,7 +275,7 @@ def time_busy(
     wanted = [(primitive, size) for size in sizes for primitive in probe.primitives]
     starts = {one: _prepare(*one, group, place) for one in wanted}
     turns = {size: _there_and_back(size, group, place) for size in sizes}
-    return time_beneath(group, starts, turns, alone)
+    return time_beneath(group, starts, turns, alone, chunk)
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:

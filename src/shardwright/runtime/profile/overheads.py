@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.core.compression import Packing, kept_elements, packed_bytes
-from shardwright.core.costs import BACKWARD_STARTS, PACK, UPDATE
+from shardwright.core.costs import BACKWARD_STARTS, PACK, PACK_DENSITIES, UPDATE
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import Timing, summarise
@@ -31,7 +31,7 @@ _SIZES = (1024, 64 * 1024, 2**20, 4 * 2**20, 16 * 2**20)
 _UPDATED_BYTES, _MANY = 16 * 2**20, 32
 # As many samples as the seconds allow, between these numbers.
 _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
-# Elements of a gradient that is compressed, the density of top-k, and the seconds for one of them.
+# Elements of a gradient that is compressed, the density of selections that are merged, and the seconds for one.
 _ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.03
 _COLUMNS = (1, 4)  # of factors
 _CHAIN = 16  # times four operators
@@ -204,21 +204,21 @@ def _pack_seconds(others: Others) -> dict[str, Timing]:
     return found
 
 
-def _packing(elements: int) -> Iterator[tuple[TransformName, Action]]:
+def _packing(elements: int) -> Iterator[tuple[str, Action]]:
     """Yield what packs a gradient, and what adds a pack, in each way."""
-    ways: tuple[tuple[Packing, TransformName], ...] = (
-        ("top-k", "top-k sum"),
-        ("int8", "int8 sum"),
-        ("1-bit", "1-bit sum"),
-    )
+    ways: list[tuple[Packing, TransformName, float]] = [
+        ("int8", "int8 sum", 1.0),
+        ("1-bit", "1-bit sum", 1.0),
+        *(("top-k", "top-k sum", density) for density in PACK_DENSITIES),
+    ]
     gradient, result = torch.randn(elements), _flat(elements, "float32")
-    for name, addition in ways:
-        wire = _flat(packed_bytes(name, _DENSITY, elements, "float32"), "uint8")
-        read = [gradient, torch.zeros(elements)]
+    for name, addition, density in ways:
+        wire = _flat(packed_bytes(name, density, elements, "float32"), "uint8")
+        read, named = [gradient, torch.zeros(elements)], f"|{density:g}" if density < 1 else ""
         pack = _run(name, read, [wire])
         message = pack()[0]
-        yield name, pack
-        yield addition, _run(addition, [message], [result])
+        yield f"{name}{named}", pack
+        yield f"{addition}{named}", _run(addition, [message], [result])
 
 
 def _merging(elements: int) -> Iterator[tuple[TransformName, Action]]:
