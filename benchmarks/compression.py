@@ -3,7 +3,8 @@
 Ranks measure their own links and what compressing takes, and plan with that; then the chosen plan, all
 others of its frontier, and the same plan with one way for all gradients run in turns. Data parallelism
 only. **Computation is emulated**: forward, backward and updates sleep as long as they are predicted to
-take, so that more ranks than cores can run; packing, adding up and sending are real. Ranks beyond the
+take, so that more ranks than cores can run; packing, adding up and sending are real. What messages cost
+who computes is measured with ranks that sleep, too. Ranks beyond the
 cores share them, and packing is priced so much dearer. Hosts are network namespaces (root).
 
     python benchmarks/compression.py --ranks 2,4 --links loopback,1gbit,100mbit
@@ -32,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -51,16 +53,20 @@ from shardwright.planner.search import survey
 from shardwright.planner.search.labels import packing_words
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
+from shardwright.runtime.profile.beneath import Chunk
 from shardwright.runtime.profile.collectives import (
     Probe,
     name_records,
-    time_collectives,
+    scalar,
+    time_alone,
+    time_busy,
 )
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.race import Rules, race
 from tests.hosts import hosts, why_not
 
 BEHIND = 0.03
+LATE_SECONDS = 1e-4  # by which who sleeps may wake late
 ROWS = 4
 BYTES_PER_SECOND = {"loopback": 1e9, "1gbit": 1.2e8, "100mbit": 1.2e7}
 # Widths of layers, and computation over the seconds in which all gradients are sent whole.
@@ -118,17 +124,36 @@ class Net(nn.Module):
         return nn.functional.mse_loss(self.layers(x), y)
 
 
+class Asleep(Chunk):
+    """Computation as it is here."""
+
+    def __init__(self) -> None:
+        self.once = 1e-3  # seconds
+
+    def run(self, times: int) -> None:
+        """Sleep."""
+        rest(times * self.once)
+
+
+def rest(seconds: float) -> None:
+    """Sleep, and wake in time."""
+    until = time.perf_counter() + seconds
+    if seconds > LATE_SECONDS:
+        time.sleep(seconds - LATE_SECONDS)
+    while time.perf_counter() < until:
+        pass
+
+
 def measured_costs(link: str, label: str, ranks: int) -> CostTable:
     """Return what messages and packing take here, the same on all ranks."""
-    top = 2**16 if link == "100mbit" else 2**20
-    probe = Probe(
-        primitives=("all_reduce", "all_gather"),
-        sizes=tuple(size for size in (1024, 2**14, 2**16, 2**18, 2**20) if size <= 4 * top),
-    )
+    probe = Probe(primitives=("all_reduce", "all_gather"), sizes=(1024, 2**14, 2**16, 2**18, 2**20))
     group = dist.group.WORLD
     assert group is not None
-    found = time_overheads()
-    found |= time_collectives(group, probe, 8.0, lambda done, total: None)
+    alone = time_alone(group, probe, 8.0, lambda done, total: None)
+    busy = time_busy(group, probe, alone, chunk=Asleep())
+    found = time_overheads() | alone | busy
+    # Threads of the backend take nothing from who sleeps.
+    found |= {name: scalar(0.0) for name in busy if name.startswith("stolen|")}
     table = build_costs(
         name_records(found, 1 if link == "loopback" else ranks, ranks, label, "here"), "here"
     )
@@ -146,15 +171,15 @@ def measured_costs(link: str, label: str, ranks: int) -> CostTable:
 
 def sleeping(executor: Executor, seconds: Sequence[float]) -> None:
     """Let instructions that compute take at least so long, what their thread itself took counted."""
-    kinds = executor.program.kind
+    asleep = np.where(np.isin(executor.program.kind, SLEEPS), seconds, 0.0).tolist()
 
     def walk(compiled: Any) -> None:
         for index, several in itertools.groupby(compiled.actions, key=lambda one: one[0]):
             begin = time.thread_time()
             for _, action in several:
                 action()
-            if kinds[index] in SLEEPS:
-                time.sleep(max(0.0, seconds[index] - (time.thread_time() - begin)))
+            if asleep[index]:
+                rest(asleep[index] - (time.thread_time() - begin))
 
     executor._walk = walk
 
