@@ -18,6 +18,7 @@ from shardwright.errors import InputError
 from shardwright.runtime.compression import (
     MOST_ELEMENTS,
     above,
+    all_finite,
     largest,
     sampled_threshold,
 )
@@ -99,7 +100,7 @@ class Compressor:
 
     @staticmethod
     def _are_finite(means: Iterable[Tensor]) -> bool:
-        return all(bool(one.isfinite().all()) for one in means)
+        return all(bool(all_finite(one)) for one in means if one.numel())
 
     def _exchange(self, gradients: Mapping[str, Tensor], *, is_finite: bool) -> bool:
         """Exchange what is compressed, and tell whether all that came is finite: only then states change."""
@@ -108,11 +109,11 @@ class Compressor:
             name: self._with_residual(name, velocity) for name, velocity in velocities.items()
         }
         flat = torch.cat(list(inputs.values()))
-        if not (is_finite and bool(flat.isfinite().all())):
+        if not (is_finite and bool(all_finite(flat))):
             flat.fill_(math.nan)  # which every method hands on to all ranks
         lot = self._lot(flat, gradients)
         found = METHODS[self.settings.method].exchange(lot, self.wire)
-        if bool(found.mean.isfinite().all()):
+        if bool(all_finite(found.mean)):
             self._commit(gradients, lot, found, velocities)
             _scatter(found.mean, list(gradients.values()))
             return True

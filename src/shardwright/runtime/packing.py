@@ -15,6 +15,7 @@ from shardwright.core.program import Transform, Value
 from shardwright.runtime.compression import (
     Sparse,
     after_round,
+    all_finite,
     largest,
     quantised,
     signs,
@@ -69,7 +70,7 @@ def _packed_one(
     owed = (comes if residual is None else residual + comes).view(-1)
     message, lost = pack(owed)
     # Where a gradient is not finite all ranks learn of it, and nothing is owed because of it.
-    is_finite = owed.isfinite().all()
+    is_finite = all_finite(owed)
     if residual is not None:
         _keep(residual, lost, is_finite)
     if velocity is not None:
