@@ -72,10 +72,9 @@ def time_beneath(
     starts: Mapping[tuple[str, int], Start],
     turns: Mapping[int, ThereAndBack],
     alone: Mapping[str, Timing],
-    chunk: Chunk | None = None,
+    chunk: Chunk,
 ) -> dict[str, Timing]:
-    """Return what collectives cost while ranks compute, products unless another ``chunk`` is given; every rank
-    must call it alike.
+    """Return what collectives cost while ranks compute by ``chunk``; every rank must call it alike.
 
     ``starts`` are by primitive and bytes, ``turns`` those of transfers by bytes. ``held|PRIMITIVE|BYTES`` are seconds that the computing
     thread itself needs to start and finish one; ``stolen|...`` processor seconds of the backend's
@@ -85,7 +84,6 @@ def time_beneath(
     computed the slowest rank comes later than the mean. ``hiding``: how long a small one takes beneath
     computation, when its threads must wait for a core.
     """
-    chunk = chunk or Chunk()
     found: dict[str, Timing] = {}
     hiding: list[float] = []
     for (primitive, size), start in starts.items():

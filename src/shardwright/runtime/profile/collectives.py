@@ -275,7 +275,7 @@ def time_busy(
     wanted = [(primitive, size) for size in sizes for primitive in probe.primitives]
     starts = {one: _prepare(*one, group, place) for one in wanted}
     turns = {size: _there_and_back(size, group, place) for size in sizes}
-    return time_beneath(group, starts, turns, alone, chunk)
+    return time_beneath(group, starts, turns, alone, chunk or Chunk())
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:
