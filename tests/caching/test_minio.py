@@ -129,6 +129,14 @@ def test_a_cache_that_is_not_whole_is_refused(tmp_path, damage):
             MinIOCache(CAPACITY, name="a", folder=tmp_path)
 
 
+def test_a_cache_whose_lock_is_no_file_is_refused(tmp_path):
+    with MinIOCache(CAPACITY, name="a", folder=tmp_path):
+        (folders(tmp_path)[0] / "lock").unlink()
+        (folders(tmp_path)[0] / "lock").mkdir()
+        with pytest.raises(InputError, match=r"lock is not \(.*\); .*another name"):
+            MinIOCache(CAPACITY, name="a", folder=tmp_path)
+
+
 def test_counts_that_no_process_wrote_lead_nowhere(tmp_path):
     """A slot of a killed process that is not there, and an index that looks full and is not."""
     with MinIOCache(CAPACITY, items=100, folder=tmp_path) as cache, warnings.catch_warnings():

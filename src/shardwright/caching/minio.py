@@ -104,7 +104,11 @@ class MinIOCache:
         self._bytes = memoryview(self._map).toreadonly()[self._start :]
         self._checked = bytearray(self._slots)
         self.hits = self.misses = self.read_bytes = 0
-        self._enter_process()
+        try:
+            self._enter_process()
+        except OSError as error:
+            _end(self._home, self._file)
+            raise _torn(self._home.path / "lock", error) from None
         self._end = weakref.finalize(self, _end, self._home, self._file)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -363,10 +367,7 @@ def _opened(path: Path, capacity: int) -> tuple[int, mmap.mmap, int]:
     except (OSError, ValueError, struct.error) as error:
         if file >= 0:
             os.close(file)
-        raise InputError(
-            f"processes share a cache that is whole, but {path} is not ({error}); end those that use it, or choose "
-            "another name"
-        ) from None
+        raise _torn(path, error) from None
     if found != capacity:
         os.close(file)
         raise InputError(
@@ -374,6 +375,13 @@ def _opened(path: Path, capacity: int) -> tuple[int, mmap.mmap, int]:
             "give all of them the same, or another name"
         )
     return file, data, slots
+
+
+def _torn(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"processes share a cache that is whole, but {path} is not ({error}); end those that use it, or choose "
+        "another name"
+    )
 
 
 def _joined(capacity: int, name: str, folder: Path, always: bool, place: str) -> MinIOCache:
