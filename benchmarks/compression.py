@@ -21,7 +21,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 import numpy as np
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 from torch import Tensor, nn
 
 from shardwright.core.compression import sent_share
@@ -309,25 +309,11 @@ def run_setting(link: str, ranks: int, options: argparse.Namespace) -> list[Ran]
     with tempfile.TemporaryDirectory() as folder, places(link, ranks) as (before, meet):
         out = Path(folder, "rows")
         out.touch()
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        if link != "loopback":
-            environment["GLOO_SOCKET_IFNAME"] = "eth0"
+        extra = {} if link == "loopback" else {"GLOO_SOCKET_IFNAME": "eth0"}
         words = ["--links", link, "--world", str(ranks), "--meet", meet, "--out", str(out)]
         words += ["--only", options.only, "--turns", str(options.turns)]
         words += ["--seconds", str(options.seconds), "--least-sent", str(options.least_sent)]
-        running = [
-            subprocess.Popen(
-                [*prefix, sys.executable, __file__, *words, "--rank", str(rank)], env=environment
-            )
-            for rank, prefix in enumerate(before)
-        ]
-        try:
-            codes = [one.wait(timeout=600) for one in running]
-        finally:
-            for one in running:
-                one.kill()
-        if any(codes):
-            raise RuntimeError(f"ranks ended with {codes}")
+        run_ranks(before, (__file__, *words), extra, 600)
         return [Ran(**json.loads(line)) for line in out.read_text().splitlines()]
 
 

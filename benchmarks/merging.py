@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -200,33 +199,10 @@ def lap(whole: Tensor) -> float:
 def run_link(link: str, options: argparse.Namespace) -> None:
     """Run all cases on hosts with links of a rate; the first rank prints what it sees."""
     with hosts(options.hosts, link, "swm") as names:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
         words = ["--links", link, "--hosts", str(options.hosts), "--parts", options.parts]
         words += ["--only", options.only, "--turns", str(options.turns)]
-        running = [
-            subprocess.Popen(
-                [
-                    "ip",
-                    "netns",
-                    "exec",
-                    host,
-                    sys.executable,
-                    __file__,
-                    *words,
-                    "--rank",
-                    str(rank),
-                ],
-                env=environment,
-            )
-            for rank, host in enumerate(names)
-        ]
-        try:
-            codes = [one.wait(timeout=1200) for one in running]
-        finally:
-            for one in running:
-                one.kill()
-        if any(codes):
-            raise RuntimeError(f"ranks ended with {codes}")
+        before = [("ip", "netns", "exec", name) for name in names]
+        run_ranks(before, (__file__, *words), {"GLOO_SOCKET_IFNAME": "eth0"}, 1200)
 
 
 def told(rows: Sequence[Ran]) -> None:

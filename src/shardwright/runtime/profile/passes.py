@@ -53,11 +53,11 @@ def time_in_passes(
     per operator.
     """
     deadline = time.perf_counter() + budget_seconds
+    others = torch.zeros(CACHED_BYTES // 4 if from_memory else 0)
     found: list[Timings] = []
     for group in _groups(shards):
         left = deadline - time.perf_counter()
         share = left * len(group) / (len(shards) - len(found))
-        others = torch.zeros(CACHED_BYTES // 4 if from_memory else 0)
         found += _time(group, share, others) if left > 0 else [(None, None)] * len(group)
         report(len(found), len(shards))
     return found
