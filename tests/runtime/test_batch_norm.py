@@ -13,11 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 import shardwright
 from shardwright.files.planfile import read_plan, write_plan
 from shardwright.planner.lower import lower
+from shardwright.planner.space.grids import Grid, grid_strategy
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
 from tests.runtime.equivalence import Run, assert_close, batches, train_plain
+from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -70,6 +72,43 @@ def test_synchronised_statistics_train_as_one_process() -> None:
         assert_close(found, expected, "synchronised")
         for name, buffer in expected.buffers.items():
             torch.testing.assert_close(found.buffers[name], buffer, rtol=1e-10, atol=1e-12)
+
+
+class _Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widen, norm = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16)
+        self.layers = torch.nn.Sequential(widen, norm, torch.nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def _normed() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return _Normed().double(), {"x": torch.randn(8, 8, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid(name="summa", sizes=(1, 2)),
+        Grid(name="summa", sizes=(2, 2)),
+        Grid(name="tesseract", sizes=(1, 2, 2)),
+        Grid(name="cube", sizes=(2, 2, 1)),
+    ],
+    ids=lambda grid: grid.label,
+)
+def test_grids_of_columns_write_synchronised_statistics(grid: Grid) -> None:
+    """The operators that write a norm's buffers have no results whose dims a grid could follow."""
+    module, batch = _normed()
+    captured = capture(module, batch, batch_norm="synchronised")
+    expected = train_plain(_normed, SGD)
+    runs, _ = train_rehearsed(captured, grid_strategy(captured.graph, grid), module, batch, SGD)
+    for run in runs:
+        assert_close(run, expected, grid.label)
+        for name, buffer in expected.buffers.items():
+            torch.testing.assert_close(run.buffers[name], buffer, rtol=1e-10, atol=1e-12)
 
 
 def test_local_statistics_train_as_distributed_data_parallel_does() -> None:

@@ -188,10 +188,11 @@ class _Walk:
             if dim == PARTIAL:
                 return PLUS if data == PLUS else ""
         begins = self.samples.operator_dim[index] != "" or operator.kind == EMBEDDING
-        if forms or not begins or not iteration.outputs[0]:
+        names = _result_dims(iteration)
+        if forms or not begins or not names:
             return ""
         is_last = axis == self.columns[-1]
-        return iteration.outputs[0][-1] if is_last else self.samples.operator_dim[index]
+        return names[-1] if is_last else self.samples.operator_dim[index]
 
     def _turn(self, index: int, wanted: list[str]) -> dict[int, int]:
         """Write a linear layer's column axes into ``wanted``; return its output's form on them."""
@@ -225,7 +226,7 @@ class _Walk:
 
     def _elsewhere(self, index: int) -> list[str]:
         """Return where else an axis may go: the sequence, or the samples."""
-        names = self.iterations[index].outputs[0]
+        names = _result_dims(self.iterations[index])
         sample = self.samples.operator_dim[index]
         sequence = names[1] if len(names) > 2 and names[0] == sample else ""
         return [name for name in (sequence, sample) if name]
@@ -258,7 +259,7 @@ class _Walk:
         if sample in pieces:
             pieces[sample] *= self.grid.num_microbatches
         operator = self.graph.operators[index]
-        shape = self.graph.tensors[operator.outputs[0]].shape
+        shape = self.graph.tensors[(operator.outputs or operator.inputs)[0]].shape
         fault = (name for name, count in pieces.items() if not known[name].splits(count))
         name = next(fault, "")
         if not name:
@@ -281,7 +282,7 @@ def _linear(
     the output lacks.
     """
     operator = graph.operators[index]
-    names = iteration.outputs[0] if iteration.outputs else ()
+    names = _result_dims(iteration)
     sample = samples.operator_dim[index]
     if not names or not names[-1] or sample not in names[:-1] or not sample:
         return None
@@ -298,6 +299,11 @@ def _linear(
         if summed and summed not in names and any(summed in w for w in weights)
     )
     return next(found, None)
+
+
+def _result_dims(iteration: Iteration) -> tuple[str, ...]:
+    """Return the dims of an operator's first result; what writes a buffer has none."""
+    return iteration.outputs[0] if iteration.outputs else ()
 
 
 def _limit(dim: Dim, count: int) -> str:
