@@ -148,10 +148,10 @@ def _signature(argument: Any) -> Any:
 
 
 def _is_plain(tensor: Tensor, others: set[int]) -> bool:
-    """Whether a tensor is said by its shape, strides and dtype alone, and shares no memory with ``others``."""
-    return not (
-        tensor.is_complex() or tensor.storage_offset() or _storage(tensor) in others
-    )  # complex ones may be read conjugated
+    """Whether shape, strides and dtype say all of a tensor, and it shares no memory with ``others``: complex
+    ones may be read conjugated."""
+    is_part = bool(tensor.storage_offset()) or _storage(tensor) in others
+    return not (is_part or tensor.is_complex())
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
@@ -243,7 +243,11 @@ class Recorder:
             )
         result = self._run_anew(target, args, kwargs)
         inputs = {_storage(one.meta) for one in tensors_in([args, *kwargs.values()])}
-        if isinstance(target, OpOverload) and isinstance(result, Tensor) and _is_plain(result, inputs):
+        if (
+            isinstance(target, OpOverload)
+            and isinstance(result, Tensor)
+            and _is_plain(result, inputs)
+        ):
             self._looks[key] = result
         return result
 
