@@ -58,8 +58,10 @@ def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:
     if weights is not None:
         shares = emit(aten.reshape.default, weights, [*rows.meta.shape, 1])
         found = emit(aten.mul.Tensor, found, shares)
-    folds = {SUM: aten.sum.dim_IntList, MEAN: aten.mean.dim, MAX: aten.amax.default}
-    return [emit(folds[given["mode"]], found, [1])] * RESULTS
+    if given["mode"] == MAX:  # of equal ones the first has the gradient; amax would share it out
+        return [emit(aten.max.dim, found, 1)[0]] * RESULTS
+    fold = aten.mean.dim if given["mode"] == MEAN else aten.sum.dim_IntList
+    return [emit(fold, found, [1])] * RESULTS
 
 
 def _begins_rows(recorder: Recorder, offsets: Value, rows: int, length: int) -> bool:
