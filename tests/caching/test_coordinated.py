@@ -20,7 +20,7 @@ from shardwright.caching.parcels import packed, unpacked
 from shardwright.errors import InputError, ShardwrightWarning
 from tests.caching.jobs import SAMPLES, Told, die_on_line, prepared, sharing, train
 from tests.caching.workers import ALONE, can_mount, ended, start
-from tests.processes import is_alive
+from tests.processes import is_alive, states
 
 pytestmark = pytest.mark.torch
 
@@ -174,6 +174,17 @@ def test_whoever_is_killed_before_any_line_leaves_the_others_a_whole_epoch(tmp_p
     assert folders(tmp_path) == []
 
 
+def is_stopped_without(process, path):
+    """Stop a process and say whether it holds no lock; it goes on where it does."""
+    os.kill(process, signal.SIGSTOP)
+    wait_until(lambda: set(states(process)) == {"T"})
+    with path.open() as lock, suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    os.kill(process, signal.SIGCONT)
+    return False
+
+
 def test_a_job_that_is_stopped_is_put_aside_and_comes_back(tmp_path):
     how = sharing(tmp_path, jobs=2, patience=0.4)
     out = tmp_path / "out"
@@ -182,7 +193,8 @@ def test_a_job_that_is_stopped_is_put_aside_and_comes_back(tmp_path):
         epoch = iter(loader)
         found = next(epoch)
         wait_until(lambda: is_at(out, 1))
-        os.kill(other.pid, signal.SIGSTOP)
+        (turn,) = tmp_path.glob("shardwright-*/turn")
+        wait_until(lambda: is_stopped_without(other.pid, turn))
         with pytest.warns(ShardwrightWarning, match="prepare for themselves"):
             found += [one for batch in epoch for one in batch]
         assert sorted(one["index"] for one in found) == list(range(SAMPLES))
