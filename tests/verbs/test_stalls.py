@@ -48,6 +48,9 @@ def step(batch):
 
 def wrong(batch):
     raise KeyError("labels")
+
+def ends(batch):
+    raise SystemExit(0)
 """
 
 
@@ -85,6 +88,7 @@ def test_what_workers_take_to_hand_over_is_part_of_what_a_plan_is_made_for(tmp_p
         ("bad_ahead", "step", "raised ValueError: sample 9 is bad (at data.py:15)"),
         ("crashes", "step", "raised RuntimeError: no such bucket (at data.py:31)"),
         ("loader", "wrong", "raised KeyError: 'labels' (at data.py:37)"),
+        ("loader", "ends", "raised SystemExit: 0 (at data.py:40)"),
         ("few", "step", "gives 3 batches"),
         ("nothing", "step", "has no function 'nothing'"),
         ("loader", "few", "is list; name a function of one batch"),

@@ -89,12 +89,13 @@ def analyse_script(
 def _blaming(what: str, remedy: str) -> Iterator[None]:
     """Tell what code of the user raises as an InputError, with its line."""
     from shardwright.runtime.capture.places import model_line
+    from shardwright.runtime.launch import Terminated
 
     try:
         yield
-    except (ShardwrightError, MemoryError):
+    except (ShardwrightError, MemoryError, Terminated):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         said = " ".join([f"{type(error).__name__}:", *lines[:1]])
         place = model_line(error)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from shardwright.runtime.stalls.account import delay
+from shardwright.runtime.stalls.account import delay, worked
 
 # Some 20 us of work without Python's lock.
 _BLOCK = bytes(1 << 16)
@@ -41,15 +41,16 @@ def rebuilt(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> An
 
 
 class _Notes:
-    """What was noted of batches, and the samples of the first."""
+    """What was noted of batches, and the samples of the first; a wait takes processors ``wait`` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: float) -> None:
+        self.wait = wait
         self.spent: list[float] = []
         self.samples: Any = None
 
     def note(self, seconds: float, samples: Any) -> None:
         """Keep what one batch took."""
-        self.spent.append(seconds)
+        self.spent.append(max(0.0, seconds))
         if self.samples is None:
             self.samples = rebuilt(samples, lambda tensor: tensor)
 
@@ -61,39 +62,39 @@ class _Notes:
 class Recorded(_Notes):
     """A data set with indices that notes what each batch takes of processors."""
 
-    def __init__(self, dataset: Any) -> None:
-        super().__init__()
+    def __init__(self, dataset: Any, wait: float = 0.0) -> None:
+        super().__init__(wait)
         self.dataset = dataset
 
     def __getitem__(self, index: Any) -> Any:
-        begin = time.process_time()
+        begin = worked(self.wait)
         sample = self.dataset[index]
-        self.note(time.process_time() - begin, sample)
+        self.note(worked(self.wait) - begin, sample)
         return sample
 
     def __getitems__(self, indices: list[Any]) -> Any:
-        begin, several = time.process_time(), getattr(self.dataset, "__getitems__", None)
+        begin, several = worked(self.wait), getattr(self.dataset, "__getitems__", None)
         samples = several(indices) if several else [self.dataset[index] for index in indices]
-        self.note(time.process_time() - begin, samples)
+        self.note(worked(self.wait) - begin, samples)
         return samples
 
 
 class RecordedStream(IterableDataset[Any], _Notes):
     """The same of a data set without indices, whose samples make batches of ``size``, or are batches (0)."""
 
-    def __init__(self, dataset: Any, size: int) -> None:
-        super().__init__()
+    def __init__(self, dataset: Any, size: int, wait: float = 0.0) -> None:
+        super().__init__(wait)
         self.dataset, self.size = dataset, size
 
     def __iter__(self) -> Iterator[Any]:
         drawn, samples, taken = iter(self.dataset), list[Any](), 0.0
         while True:
-            begin = time.process_time()
+            begin = worked(self.wait)
             try:
                 samples.append(next(drawn))
             except StopIteration:
                 return
-            taken, sample = taken + time.process_time() - begin, samples[-1]
+            taken, sample = taken + worked(self.wait) - begin, samples[-1]
             if len(samples) >= self.size:
                 self.note(taken, samples if self.size else sample)
                 samples, taken = [], 0.0
