@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.errors import ShardwrightError
 from shardwright.runtime.capture import load_model
 from shardwright.runtime.capture.source import ModelSource
 from shardwright.runtime.fit import step_bytes
@@ -20,7 +21,8 @@ from shardwright.runtime.settings import possible_settings
 from shardwright.runtime.train import build_seeded
 from shardwright.verbs.advice.batch import advise_batch
 from shardwright.verbs.advice.microbatch import MOST_TRIED, Size, largest
-from shardwright.verbs.advice.requests import BatchRequest
+from shardwright.verbs.advice.requests import BatchRequest, SettingsRequest
+from shardwright.verbs.advice.settings import advise_settings
 from tests.command import MODEL, shardwright
 from tests.docs.pages import ROOT
 
@@ -354,6 +356,39 @@ def test_every_setting_that_a_model_has_a_use_for_is_measured_or_refused(tmp_pat
     (tmp_path / "other.py").write_text(MODEL)
     found = advised(tmp_path, "settings", "other.py:build", "--turns", "1", "-b", "4")
     assert [one["name"] for one in found["settings"]] == ["plain"]
+
+
+UNFIT = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Linear(3, 2)
+
+class Narrow(nn.Linear):
+    def forward(self, input):
+        return super().forward(input[:, :2]).sum()
+
+def narrow():
+    return Narrow(3, 2)
+
+def example_batch(batch_size=4):
+    return {"input": torch.ones(batch_size, 3)}
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("build", r"must return its loss as a scalar, .* returned \(4, 2\)"),
+        ("narrow", r"net.py:narrow raised RuntimeError: mat1 .* \(at net.py:10\); see that"),
+    ],
+)
+def test_a_model_whose_step_does_not_run_is_told_in_one_line(tmp_path, name, says):
+    (tmp_path / "net.py").write_text(UNFIT)
+    with pytest.raises(ShardwrightError, match=says):
+        advise_settings(f"{tmp_path}/net.py:{name}", SettingsRequest(turns=1))
 
 
 @pytest.mark.torch

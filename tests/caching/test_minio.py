@@ -10,9 +10,11 @@ import sys
 import time
 import warnings
 
+import numpy as np
 import pytest
 
 from shardwright.caching import MinIOCache
+from shardwright.caching.home import open_home
 from shardwright.errors import InputError, ShardwrightWarning
 from tests.caching.workers import (
     ALONE,
@@ -163,6 +165,28 @@ def test_bytes_may_be_written_as_50e6_and_are_whole(tmp_path):
     assert folders(tmp_path) == []
 
 
+def test_keys_and_items_are_bytes_and_a_folder_can_be_written(tmp_path):
+    with MinIOCache(CAPACITY, folder=tmp_path) as cache:
+        for data in (None, "text", np.zeros(3)):
+            with pytest.raises(InputError, match=f"bytes .* gave {type(data).__name__}; return"):
+                cache.get("a", lambda data=data: data)  # type: ignore[arg-type,return-value]
+        with pytest.raises(InputError, match="text or bytes, not int"):
+            cache.get(5, lambda: b"five")  # type: ignore[arg-type]
+        assert cache.get("a", lambda: b"good") == b"good"
+    with pytest.raises(InputError, match=r"written, but /proc may not \("):
+        MinIOCache(CAPACITY, folder="/proc")
+
+
+def test_a_cache_that_was_not_made_leaves_nothing(tmp_path):
+    def make(at):
+        (at / "part").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_home("a", 1, make, kind="cache", folder=tmp_path)
+    assert folders(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["a/b", "..\n", "a" * 101, "\u4e2d" * 60])
 def test_names_are_those_of_one_folder(tmp_path, name):
     with pytest.raises(InputError, match="name"):
@@ -173,6 +197,7 @@ def test_a_forked_child_fills_the_same_cache_and_leaves_it_to_its_parent(tmp_pat
     script = f"""
 import os, sys
 from shardwright.caching import MinIOCache
+from shardwright.caching.home import open_home
 cache = MinIOCache({CAPACITY}, folder={str(tmp_path)!r})
 child = os.fork()
 if not child:
@@ -190,6 +215,7 @@ def test_a_forked_child_that_outlives_the_cache_reads_on(tmp_path):
     script = f"""
 import os, sys, time
 from shardwright.caching import MinIOCache
+from shardwright.caching.home import open_home
 cache = MinIOCache({CAPACITY}, folder={str(tmp_path)!r})
 cache.get("a", lambda: b"kept")
 ours, theirs = os.pipe()
@@ -259,6 +285,7 @@ def test_where_memory_becomes_full_the_cache_stops_there(tmp_path):
     script = """
 import os, warnings
 from shardwright.caching import MinIOCache
+from shardwright.caching.home import open_home
 cache = MinIOCache(64 << 20, folder=os.getcwd())
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")

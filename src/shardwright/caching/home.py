@@ -132,15 +132,20 @@ def _joined(path: Path) -> int | None:
 
 def _made(parent: Path, path: Path, make: Callable[[Path], None]) -> int | None:
     """Return the lock of a new folder; None where somebody was faster, or there is no room."""
-    fresh = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    try:
+        fresh = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    except OSError as error:
+        raise InputError(
+            f"a cache lies in a folder that may be written, but {parent} may not ({error.strerror}); name another"
+        ) from None
     lock = claim(fresh, shared=True)
     try:
         make(fresh)
         fresh.rename(path)  # refused where a folder of that name has anything in it
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(fresh, ignore_errors=True)
         os.close(lock)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, *NO_SPACE):
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, *NO_SPACE):
             return None
         raise
     return lock

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardwright.caching.home import NO_SPACE, Home, open_home
 from shardwright.errors import InputError, ShardwrightWarning
@@ -157,7 +157,7 @@ class MinIOCache:
 
     def _read(self, read: Callable[[], bytes]) -> bytes:
         self.misses += 1
-        data = read()
+        data = bytes_of(read)
         self.read_bytes += len(data)
         return data
 
@@ -330,7 +330,23 @@ class MinIOCache:
 def digest_of(key: str | bytes) -> bytes:
     """Return the 16 bytes by which an item is known; a name that is not UTF-8, as files may have, is one too."""
     data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
-    return hashlib.blake2b(data, digest_size=16).digest()
+    try:
+        return hashlib.blake2b(data, digest_size=16).digest()
+    except TypeError:
+        raise InputError(
+            f"an item is known by text or bytes, not {type(key).__name__}; make it text"
+        ) from None
+
+
+def bytes_of(read: Callable[[], bytes]) -> bytes:
+    """Return what storage gives of an item."""
+    data = read()
+    if not isinstance(cast(object, data), bytes | bytearray | memoryview):
+        raise InputError(
+            f"what is cached of an item are bytes as they were read, but what reads gave {type(data).__name__}; "
+            "return bytes, and decode what get returns"
+        )
+    return data
 
 
 def _whole(number: float, most: int, name: str, rule: str) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shardwright.caching import frames
-from shardwright.caching.minio import MinIOCache, digest_of
+from shardwright.caching.minio import MinIOCache, bytes_of, digest_of
 from shardwright.caching.server import key_bytes, lacking, split_address
 from shardwright.errors import InputError, ShardwrightWarning
 
@@ -111,7 +111,7 @@ class PartitionedCache:
 
     def _read(self, read: Callable[[], bytes]) -> bytes:
         self.misses += 1
-        data = read()
+        data = bytes_of(read)
         self.read_bytes += len(data)
         return data
 

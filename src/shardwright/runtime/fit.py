@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.runtime.allocations import allocations
+from shardwright.runtime.capture.prepare import find_loss
 from shardwright.runtime.capture.source import ModelSource
 from shardwright.runtime.endings import is_exhaustion
-from shardwright.runtime.settings import loss_of, recomputed
+from shardwright.runtime.settings import recomputed
 from shardwright.runtime.train import OPTIMIZERS, build_seeded
 
 STEPS = 2  # an optimizer makes its states in the first one
@@ -58,7 +59,7 @@ def _train(module: nn.Module, batch: Mapping[str, Any], optimizer: str, precisio
     kind = next(module.parameters()).device.type
     for _ in range(STEPS):
         with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
-            loss = loss_of(module(**batch))
+            loss = find_loss(module(**batch))
         loss.backward()
         update.step()
         update.zero_grad(set_to_none=True)

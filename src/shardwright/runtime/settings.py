@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from shardwright.runtime.capture.prepare import find_loss
 from shardwright.runtime.capture.source import ModelSource
 from shardwright.runtime.race import Laps, Rules, race
 from shardwright.runtime.train import build_seeded
@@ -93,17 +94,12 @@ def recomputed(module: nn.Module) -> nn.Module:
     return module
 
 
-def loss_of(output: Any) -> Tensor:
-    """Return the loss of what a model returned: itself, or what it has under that name."""
-    return output if isinstance(output, Tensor) else output.loss
-
-
 def _step(
     module: nn.Module, inside: Callable[[], AbstractContextManager[Any]], batch: Mapping[str, Any]
 ) -> Tensor:
     """Run forward and backward; weights stay as they are."""
     with inside():
-        loss = loss_of(module(**batch))
+        loss = find_loss(module(**batch))
         loss.backward()
     module.zero_grad(set_to_none=True)
     return loss.detach()

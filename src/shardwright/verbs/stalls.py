@@ -81,12 +81,12 @@ def analyse_script(
     if not callable(trained):
         raise InputError(f"step {step!r} is {type(trained).__name__}; name a function of one batch")
     rank, _ = join_world()
-    with _blaming("the loader or the step", f"see that {loader} can be iterated by itself"):
+    with blaming("the loader or the step", f"see that {loader} can be iterated by itself"):
         return analyse(given, trained, watch=watch, **options), rank == 0
 
 
 @contextlib.contextmanager
-def _blaming(what: str, remedy: str) -> Iterator[None]:
+def blaming(what: str, remedy: str) -> Iterator[None]:
     """Tell what code of the user raises as an InputError, with its line."""
     from shardwright.runtime.capture.places import model_line
     from shardwright.runtime.launch import Terminated
@@ -124,7 +124,7 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
     from shardwright.runtime.reading import as_read, loader_of
 
     watch.tell("measuring the loader", 0.0)
-    with _blaming(f"the loader {loader}", "see that it can be iterated by itself"):
+    with blaming(f"the loader {loader}", "see that it can be iterated by itself"):
         given = as_read(loader_of(load_object(loader, "loader")), batch)
         found = analyse(given, lambda batch: None, seconds=LOADER_SECONDS, watch=watch)
     rates, cores = found.rates, max(1, found.cores)

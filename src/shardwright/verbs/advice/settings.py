@@ -9,6 +9,7 @@ from shardwright.core.advice import Advice, Curve
 from shardwright.report.units import seconds_text
 from shardwright.verbs.advice.requests import SettingsRequest
 from shardwright.verbs.request import Watch
+from shardwright.verbs.stalls import blaming
 
 if TYPE_CHECKING:
     from shardwright.runtime.race import Laps
@@ -29,10 +30,11 @@ def advise_settings(model: str, request: SettingsRequest, watch: Watch | None = 
     source = load_model(model)
     batch = request.batch or source.own_batch_size()
     rules = Rules(turns=request.turns, steps=2, budget_seconds=request.seconds)
-    laps, refused = measure(
-        source, batch, request.seq, rules, compiles=request.compile,
-        tell=lambda turns: watch.tell("running in turns", turns / request.turns),
-    )  # fmt: skip
+    with blaming(f"the model {model}", "see that its forward and backward run by themselves"):
+        laps, refused = measure(
+            source, batch, request.seq, rules, compiles=request.compile,
+            tell=lambda turns: watch.tell("running in turns", turns / request.turns),
+        )  # fmt: skip
     plain = laps[PLAIN]
     found = sorted(laps.items(), key=lambda pair: pair[1].seconds)
     where = (
