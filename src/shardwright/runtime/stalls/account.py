@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 _SLEEPS, _MOST_SLEEP = 16, 0.01
 
 
@@ -46,12 +48,16 @@ def worked(wait: float) -> float:
 
 
 def cost_of_waiting(seconds: float) -> float:
-    """Return what to wait so long takes of processors: to fall asleep and wake up, and what threads that have nothing
-    to do with it do meanwhile."""
-    begin = time.process_time()
-    for _ in range(_SLEEPS):
-        time.sleep(min(seconds, _MOST_SLEEP))
-    return (time.process_time() - begin) / _SLEEPS
+    """Return what to wait so long takes of processors: to fall asleep and wake up, what threads that have nothing to do
+    with it do meanwhile, and what comes next takes longer with cold caches."""
+    spent: list[float] = []
+    for pause in (0.0, min(seconds, _MOST_SLEEP)):
+        begin = time.process_time()
+        for _ in range(_SLEEPS):
+            time.sleep(pause)
+            torch.tensor([0.0])
+        spent.append(time.process_time() - begin)
+    return max(0.0, spent[1] - spent[0]) / _SLEEPS
 
 
 def _waits() -> int:

@@ -168,7 +168,7 @@ class Analysis:
                 self._drawn_here(self.count)
                 seen = pages.data_files(set(opened) | (pages.mapped() - before))
         self.keeps_lock = watch.keeps_lock
-        self.wait = cost_of_waiting(look.blocked / look.waits) if look.waits else 0.0
+        self.wait = cost_of_waiting(look.blocked / max(1.0, look.waits))
         self.files = self.files or seen
         if self.files:
             self._evict()
