@@ -15,7 +15,7 @@ from tests.planner.search.models import cluster, opaque, residual
 
 pytestmark = pytest.mark.usefixtures("short_climbs")
 
-GRAPH = residual(batch=64, width=64, depth=2, classes=16)
+GRAPH = residual(batch=64, width=64, depth=1, classes=16)
 FEW = Limits(max_candidates=2)
 MACHINE = cluster(1, 8, flops=1e10, near=1e9, far=1e8)
 

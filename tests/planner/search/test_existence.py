@@ -14,7 +14,7 @@ from tests.planner.search.models import cluster, residual
 
 pytestmark = pytest.mark.usefixtures("short_climbs")
 
-GRAPH = residual(batch=16, width=32, depth=2, classes=16)
+GRAPH = residual(batch=16, width=32, depth=1, classes=16)
 MACHINE = cluster(2, 1, flops=1e10, near=1e9, far=1e8)
 BASE = {"training": Training()}
 FEW = Limits(max_candidates=2)

@@ -23,7 +23,7 @@ from tests.planner.search.models import cluster, residual
 
 pytestmark = pytest.mark.usefixtures("short_climbs")
 
-GRAPH = residual(batch=64, width=64, depth=3, classes=16)
+GRAPH = residual(batch=64, width=64, depth=1, classes=16)
 MACHINE = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
 
 
@@ -61,7 +61,7 @@ def test_a_sparse_frontier_gets_plans_in_its_holes() -> None:
 
 def test_a_narrower_spacing_leaves_narrower_holes() -> None:
     frontiers = [
-        search(GRAPH, MACHINE, CostTable(), limits=Limits(spacing=spacing, max_candidates=4))
+        search(GRAPH, MACHINE, CostTable(), limits=Limits(spacing=spacing, max_candidates=2))
         for spacing in (None, 0.03)
     ]
     plain, fine = ([plan.predicted for plan in one.plans] for one in frontiers)

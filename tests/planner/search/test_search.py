@@ -33,11 +33,11 @@ from tests.planner.search.models import cluster, mlp, residual
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
-FEW = Limits(max_candidates=4)
+FEW = Limits(max_candidates=2)
 
 
 def large() -> OperatorGraph:
-    return residual(batch=16, width=64, depth=3, classes=16)
+    return residual(batch=16, width=64, depth=1, classes=16)
 
 
 @lru_cache
@@ -221,13 +221,13 @@ def test_on_one_device_the_additive_model_is_the_simulation() -> None:
 def test_a_memory_limit_is_kept_and_costs_time() -> None:
     graph, where, free = large(), cluster(1, 4, **SLOW), answered(large, 1)
     limit = 0.5 * free.best.predicted.peak_bytes
-    tight = search(graph, where, CostTable(), limits=Limits(memory_bytes=limit, max_candidates=4))
+    tight = search(graph, where, CostTable(), limits=replace(FEW, memory_bytes=limit))
     assert all(plan.predicted.peak_bytes <= limit for plan in tight.plans)
     assert tight.best.predicted.step_seconds >= free.best.predicted.step_seconds
 
 
 def test_a_limit_that_nothing_meets_says_how_much_is_missing_where() -> None:
-    limits = Limits(memory_bytes=1000.0, max_candidates=2)
+    limits = replace(FEW, memory_bytes=1000.0)
     with pytest.raises(
         NoPlan, match=r"[KMG]iB on stage \d+, .* [KMG]iB too much; use about \d+ such devices"
     ):

@@ -27,7 +27,7 @@ from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, residual
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
-FEW = Limits(max_candidates=4)
+FEW = Limits(max_candidates=2)
 HERE = Context.of(
     residual(batch=16, width=64, depth=3), cluster(2, 2, **SLOW), CostTable(), Training()
 )

@@ -40,7 +40,7 @@ def context(machine: Cluster = MACHINE) -> Context:
 
 @functools.cache
 def planned(memory_bytes: float | None = None) -> Plan:
-    limits = Limits(memory_bytes=memory_bytes, max_candidates=4)
+    limits = Limits(memory_bytes=memory_bytes, max_candidates=2)
     return search(GRAPH, MACHINE, CostTable(), limits=limits).best
 
 
