@@ -9,7 +9,9 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from shardwright.runtime.train import build_seeded
 from tests import command
 from tests.command import shardwright, start
 from tests.docs.pages import ROOT
+from tests.processes import wait_until
 
 pytestmark = [
     pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.usefixtures("short_climbs"),
@@ -195,38 +198,42 @@ def norms(folder: Path, steps: int) -> list[float]:
     return found
 
 
+def beside(act: Callable[[], None], *words: str, folder: Path) -> command.Done:
+    """Run a command in this process, whose ranks are forked from a warm one, and act meanwhile."""
+    acting = threading.Thread(target=act)
+    acting.start()
+    done = shardwright(*words, folder=folder)
+    acting.join()
+    return done
+
+
 def test_a_killed_rank_ends_the_run_with_its_name(planned: Path) -> None:
-    pick = (planned / "pick").read_text()
-    run = start(
-        "run", "plan.json", "net.py:build", "--pick", pick,
-        "-n", "1000000", "--checkpoint-dir", "ck", "--checkpoint-every", "20", folder=planned,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not (planned / "ck" / "latest").exists() and time.monotonic() < deadline:
-        assert run.poll() is None, run.communicate()[1]
-        time.sleep(0.1)
-    victim = youngest_descendant(run.pid)
-    killed = time.monotonic()
-    os.kill(victim, signal.SIGKILL)
-    out, err = run.communicate(timeout=60)
-    assert time.monotonic() - killed < 30
-    assert run.returncode == 1
-    assert "was killed by SIGKILL" in err
-    assert "rank 1 (stage" in err
-    assert out == ""
+    words = ("run", "plan.json", "net.py:build", "--pick", (planned / "pick").read_text(), "--checkpoint-dir", "ck")  # fmt: skip
+    killed = list[float]()
+
+    def kill() -> None:
+        assert wait_until((planned / "ck" / "latest").exists, 120)
+        killed.append(time.monotonic())
+        os.kill(youngest_descendant(os.getpid()), signal.SIGKILL)
+
+    done = beside(kill, *words, "-n", "1000000", "--checkpoint-every", "20", folder=planned)
+    assert time.monotonic() - killed[0] < 30
+    assert done.returncode == 1
+    assert "was killed by SIGKILL" in done.stderr
+    assert "rank 1 (stage" in done.stderr
+    assert done.stdout == ""
     latest = (planned / "ck" / "latest").read_text().strip()
     step = int(latest.rpartition("-")[2])
-    more = ("-n", str(step + 2), "--checkpoint-dir", "ck", "--resume")
-    resumed = finish("run", "plan.json", "net.py:build", "--pick", pick, *more, folder=planned)
+    resumed = finish(*words, "-n", str(step + 2), "--resume", folder=planned)
     assert resumed["first_step"] == step
+
+
+ENDLESS = ("-n", "1000000", "--checkpoint-every", "1000000", "--json")
 
 
 def endless(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[int]]:
     """Start training for ever; return the launcher and its ranks once they are about to train."""
-    run = start(
-        *words, "-n", "1000000", "--checkpoint-every", "1000000", "--json",
-        folder=folder, start_new_session=True,
-    )  # fmt: skip
+    run = start(*words, *ENDLESS, folder=folder, start_new_session=True)
     ranks: list[int] = []
     deadline = time.monotonic() + 120
     while len(ranks) < 2 and time.monotonic() < deadline:
@@ -241,14 +248,20 @@ def test_a_closed_terminal_and_ctrl_c_save_and_exit_with_their_numbers(
     planned: Path, number: int
 ) -> None:
     pick = (planned / "pick").read_text()
-    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--checkpoint-dir", "ck")
-    run, ranks = endless(planned, *words)
-    os.killpg(run.pid, number)
-    out, err = run.communicate(timeout=60)
-    assert run.returncode == 128 + number, err
-    assert "Traceback" not in err
+    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--checkpoint-dir", "ck", *ENDLESS)
+    ranks = list[int]()
+
+    def end() -> None:
+        assert wait_until(lambda: len(trained(os.getpid())) == 2, 120)
+        ranks.extend(trained(os.getpid()))
+        for process in (os.getpid(), *ranks):  # as a terminal does
+            os.kill(process, number)
+
+    done = beside(end, *words, folder=planned)
+    assert done.returncode == 128 + number, done.stderr
+    assert "Traceback" not in done.stderr
     assert not any(Path(f"/proc/{rank}/task").exists() for rank in ranks)
-    answer = json.loads(out)
+    answer = json.loads(done.stdout)
     assert Path(answer["checkpoint"]).name == f"step-{len(answer['losses']):08d}"
 
 
