@@ -103,25 +103,47 @@ def measured(file: str, model: str, store: str) -> Profile:
     return profile_hosts(model, file, request, Watch())
 
 
-def pair(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    """Describe two ranks and a model, with an empty store; return the cluster's file, the model and the store."""
-    store = str(folder / "records.sqlite")
-    monkeypatch.setenv("SHARDWRIGHT_STORE", store)
+BEFORE = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)).isoformat()
+Ran = tuple[Profile, CostTable, list[tuple[str, ...]]]
+
+
+def measured_again(file: str, model: str, store: str, before: str) -> Ran:
+    """Return a first profile, and what is then known of its cluster; and what is said of a fresh profile; of
+    one made long ``before``, by which everything took 100 times as long as it did; and of one whose
+    half-widths allow that."""
+    first, notes = measured(file, model, store), list[tuple[str, ...]]()
+    known = known_costs(where=environment_of(read_cluster(described(2))))
+    for change in ("", "seconds = 100 * seconds, spread = 0", "spread = 10000 * seconds"):
+        if first.is_first and change:
+            with closing(sqlite3.connect(store)) as records, records:
+                records.execute(
+                    f"UPDATE record SET measured_at = ?, {change} "
+                    "WHERE key LIKE 'collective|%' OR key LIKE 'operator|%'",
+                    (before,),
+                )
+        found = measured(file, model, store)
+        assert found.num_measured == 0
+        notes.append(found.notes)
+    return first, known, notes
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> list[Ran]:
+    """What two ranks measured, again and again, from an empty store."""
+    folder = tmp_path_factory.mktemp("pair")
     file = folder / "pair.toml"
     file.write_text(described(2))
     (folder / "net.py").write_text(MODEL)
-    return str(file), f"{folder}/net.py:build", store
+    words = (str(file), f"{folder}/net.py:build", str(folder / "records.sqlite"))
+    return run_ranks(2, measured_again, *words, BEFORE, timeout=200)
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(120)
-def test_what_ranks_measure_is_what_their_cluster_is_planned_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = run_ranks(2, measured, *pair(tmp_path, monkeypatch))
+@pytest.mark.timeout(240)
+def test_what_ranks_measure_is_what_their_cluster_is_planned_with(ran: list[Ran]) -> None:
+    (first, costs, _), (second, *_) = ran
     assert (first.is_first, second.is_first) == (True, False)
     cluster = read_cluster(described(2))
-    costs = known_costs(where=environment_of(cluster))
     assert costs == first.costs
     assert first.num_measured > 10
     points = costs.collective_map[collective_key("all_reduce", 2, 2, "10Gbit/s")]
@@ -135,35 +157,15 @@ def test_what_ranks_measure_is_what_their_cluster_is_planned_with(
     assert costs.operators
 
 
-def measured_again(file: str, model: str, store: str, before: str) -> list[tuple[str, ...]]:
-    """Return what is said of a fresh profile; of one made long ``before``, by which everything took 100
-    times as long as it did; and of one whose half-widths allow that."""
-    found = [measured(file, model, store)]
-    for change in ("", "seconds = 100 * seconds, spread = 0", "spread = 10000 * seconds"):
-        if found[0].is_first and change:
-            with closing(sqlite3.connect(store)) as records, records:
-                records.execute(
-                    f"UPDATE record SET measured_at = ?, {change} "
-                    "WHERE key LIKE 'collective|%' OR key LIKE 'operator|%'",
-                    (before,),
-                )
-        found.append(measured(file, model, store))
-    assert [one.num_measured for one in found[1:]] == [0, 0, 0]
-    return [one.notes for one in found[1:]]
-
-
 @pytest.mark.ranks
 @pytest.mark.timeout(240)
 def test_a_profile_an_hour_old_holds_within_its_half_widths_or_it_is_said_that_it_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ran: list[Ran],
 ) -> None:
-    before = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)).isoformat()
-    files = pair(tmp_path, monkeypatch)
-    told, others = run_ranks(2, measured_again, *files, before, timeout=200)
-    fresh, other, wide = told
+    (*_, (fresh, other, wide)), (*_, others) = ran
     assert (fresh, wide, others) == ((), (), [(), (), ()])
     for note, what in zip(sorted(other), ("messages", "operators"), strict=True):
-        said = rf"{what} now take 0\.0\d times .* when these ranks were measured \({re.escape(before)}\)"
+        said = rf"{what} now take 0\.0\d times .* when these ranks were measured \({re.escape(BEFORE)}\)"
         assert re.match(said, note)
 
 
