@@ -21,7 +21,8 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module")
 def frontier() -> Frontier:
     module, batch = mlp()
-    return shardwright.plan(module, "1x2xV100", batch=batch, precision="float64")
+    wish = {"precision": "float64", "seed_plan": "megatron:2x1"}
+    return shardwright.plan(module, "1x2xV100", batch=batch, **wish)
 
 
 def test_a_file_of_before_is_looked_at_on_the_cluster_that_came_with_it(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.planner.search import Context, as_strategy, evaluate_closely
-from shardwright.verbs.expression import express
+from shardwright.verbs.expression import Expression, express
 from shardwright.verbs.reading import BUCKET_BYTES, Predicted, Reading, read, reading_of
 from tests.verbs.test_expression import RUN
 
@@ -43,12 +45,18 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def planned() -> tuple[Context, Strategy, tuple[float, ...]]:
+@cache
+def small() -> tuple[Expression, OperatorGraph]:
     from shardwright.runtime.capture.decoder import capture_decoder
 
     said = express(replace(RUN, **SMALL))
-    graph = capture_decoder(said.decoder, said.global_batch, said.precision)
-    context = Context.of(graph, said.cluster, CostTable(), said.training)
+    return said, capture_decoder(said.decoder, said.global_batch, said.precision)
+
+
+def planned(memory: float = 80.0) -> tuple[Context, Strategy, tuple[float, ...]]:
+    said, graph = small()
+    kinds = (replace(said.cluster.kinds[0], memory_bytes=memory * 2**30),)
+    context = Context.of(graph, replace(said.cluster, kinds=kinds), CostTable(), said.training)
     strategy = as_strategy(context, said.seeds[0])
     return context, strategy, evaluate_closely(context, strategy)[2].stage_bytes
 
@@ -67,14 +75,7 @@ def test_deepspeeds_last_stage_keeps_the_scores_of_the_microbatch_before() -> No
 
 
 def predicted(reading: Reading, memory: float = 80.0) -> Predicted:
-    from shardwright.runtime.capture.decoder import capture_decoder
-
-    said = express(replace(RUN, **SMALL))
-    graph = capture_decoder(said.decoder, said.global_batch, said.precision)
-    kinds = (replace(said.cluster.kinds[0], memory_bytes=memory * 2**30),)
-    context = Context.of(graph, replace(said.cluster, kinds=kinds), CostTable(), said.training)
-    strategy = as_strategy(context, said.seeds[0])
-    return read(reading, context, strategy, evaluate_closely(context, strategy)[2].stage_bytes)
+    return read(reading, *planned(memory))
 
 
 @pytest.mark.torch
