@@ -35,7 +35,7 @@ from tests.runtime.rehearsed import train_rehearsed
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 MANY = "SHARDWRIGHT_LAWS" in os.environ
-FRONTIERS = 20 if MANY else 4
+FRONTIERS = 20 if MANY else 3
 HOSTS = ((1, 2), (2, 1), (1, 3), (1, 4), (2, 2), (4, 1))
 WIDTHS = (8, 12, 16, 32)
 KNOWN: tuple[Callable[[], zoo.Example], ...] = (

@@ -23,7 +23,7 @@ from shardwright.verbs.narrate import axis_words
 from tests.planner.search.models import cluster, images, mlp, opaque, residual, squares
 
 MANY = "SHARDWRIGHT_LAWS" in os.environ
-FRONTIERS = 40 if MANY else 6
+FRONTIERS = 40 if MANY else 5
 DEGREES = re.compile(r"([a-z]+(?: parallel| split)?) x (\d+(?: x \d+)*)")
 GRID = re.compile(r"^(from )?(summa|tesseract|cube) ")
 

@@ -35,8 +35,8 @@ from tests.runtime.rehearsed import train_rehearsed
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-EXAMPLES = {"mlp": 24, "cnn": 6, "gpt": 6, "lstm_translation": 4}
-PARTS = {"mlp": 12, "gpt": 6}
+EXAMPLES = {"mlp": 16, "cnn": 4, "gpt": 3, "lstm_translation": 3}
+PARTS = {"mlp": 8, "gpt": 4}
 GRIDS = (((2,), 1), ((4,), 1), ((2, 2), 1), ((2,), 2), ((1,), 4))
 MOST_RANKS = 8
 

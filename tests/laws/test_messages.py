@@ -31,7 +31,7 @@ GRAPHS: dict[str, Callable[[], OperatorGraph]] = {
     "images": partial(images, batch=8),
     "transformer": transformer_like,
 }
-WANTED = 1000 if "SHARDWRIGHT_LAWS" in os.environ else 150
+WANTED = 1000 if "SHARDWRIGHT_LAWS" in os.environ else 60
 
 
 @lru_cache

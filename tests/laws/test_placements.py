@@ -22,8 +22,8 @@ from tests.runtime.rehearsed import train_rehearsed
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 EXAMPLES = {
-    "mlp": 5, "cnn": 3, "inception": 4, "gpt": 5, "bert": 3, "lstm_translation": 4, "vit": 2,
-    "mixtral": 2,
+    "mlp": 3, "cnn": 2, "inception": 2, "gpt": 3, "bert": 2, "lstm_translation": 2, "vit": 1,
+    "mixtral": 1,
 }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def assert_updates_wait(graph: OperatorGraph, program: Program) -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "lstm_translation", "mixtral"])
 def test_updates_wait_for_all_that_is_added_to_gradients(name: str) -> None:
-    @examples(20)
+    @examples(8)
     @given(seed=st.integers(0, 2**30))
     def law(seed: int) -> None:
         one = model(name)

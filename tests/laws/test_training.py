@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 # Strategies per model in `make test`; in proportion when `make laws` asks for more in all.
 EXAMPLES = {
-    "mlp": 8, "cnn": 5, "cnn_batch_norm": 4, "inception": 3, "windows": 3, "segmentation": 2, "gpt": 4,
-    "fused": 3, "bert": 3, "lstm_translation": 4, "llama": 3, "vit": 3, "experts": 3, "reporting": 3, "t5": 2,
-    "hf_llama": 2, "mixtral": 2,
+    "mlp": 5, "cnn": 3, "cnn_batch_norm": 2, "inception": 2, "windows": 2, "segmentation": 2, "gpt": 3,
+    "fused": 2, "bert": 2, "lstm_translation": 2, "llama": 2, "vit": 2, "experts": 2, "reporting": 2, "t5": 2,
+    "hf_llama": 1, "mixtral": 2,
 }  # fmt: skip
 WANTED = int(os.environ.get("SHARDWRIGHT_LAWS", "0"))
 FACTOR = max(1.0, WANTED / sum(EXAMPLES.values()))
@@ -74,8 +74,6 @@ def test_an_initial_state_is_cut_into_microbatches() -> None:
     holds("lstm_translation", Shape(sizes=(8,), num_microbatches=4, wildness=1.0, seed=5))
 
 
-@pytest.mark.parametrize("wildness", [0.1, 1.0])
-def test_tied_parameters_travel_between_stages(wildness: float) -> None:
-    for seed in range(2):
-        shape = Shape(sizes=(2, 2), stages=2, wildness=wildness, seed=seed)
-        holds("gpt", shape)
+@pytest.mark.parametrize(("wildness", "seed"), [(0.1, 0), (1.0, 1)])
+def test_tied_parameters_travel_between_stages(wildness: float, seed: int) -> None:
+    holds("gpt", Shape(sizes=(2, 2), stages=2, wildness=wildness, seed=seed))
