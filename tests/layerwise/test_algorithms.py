@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.algorithms import Algorithm, AlgorithmTable, LayerAlgorithms
@@ -38,7 +38,6 @@ def every_choice(costs, workspace):
 
 
 @pytest.mark.parametrize("workspace", ["sum", "max"])
-@settings(max_examples=150, deadline=None)
 @given(costs=LAYERS)
 def test_the_frontier_is_that_of_all_choices(workspace, costs):
     found = frontier(made(costs), workspace)
@@ -52,7 +51,6 @@ def test_the_frontier_is_that_of_all_choices(workspace, costs):
 
 
 @pytest.mark.parametrize("workspace", ["sum", "max"])
-@settings(max_examples=150, deadline=None)
 @given(costs=LAYERS, bound=st.integers(0, 60))
 def test_the_choice_within_a_bound_is_the_fastest_of_all_and_what_it_says(workspace, costs, bound):
     fitting = [t for size, t in every_choice(costs, workspace) if size <= bound]

@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.profile import Layer, LayerGraph, WorkerKind
@@ -75,7 +75,6 @@ def test_it_finds_the_best_where_layers_and_weights_may_be_split():
     assert split_weights >= 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(2, 12))
 def test_more_shards_never_make_it_slower(rng, shards):
     _, problem = random_problem(rng, most_layers=8, most_workers=10)
@@ -84,7 +83,6 @@ def test_more_shards_never_make_it_slower(rng, shards):
     assert seconds_or_inf(wide) <= narrow * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_it_finds_the_best_of_all_pipelines(rng):
     graph, problem = random_problem(rng, most_layers=5, most_workers=4, most_shards=3)

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.layertrace import LayerTrace, TracedLayer
@@ -69,7 +69,6 @@ seconds = st.floats(0.0, 0.1)
 drawn = st.lists(st.tuples(seconds, seconds, st.integers(0, 100_000)), min_size=1, max_size=7)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     layers=drawn, fetch=seconds, copy=seconds, update=seconds, workers=st.sampled_from([1, 2, 16])
 )
@@ -83,7 +82,6 @@ def test_iterations_are_those_of_the_closed_forms(layers, fetch, copy, update, w
         assert found.single_seconds == pytest.approx(published(trace, network_of(1), "naive"))
 
 
-@settings(max_examples=40, deadline=None)
 @given(layers=drawn, latency=st.floats(0.0, 0.1))
 def test_merged_messages_end_first_of_all_groupings(layers, latency):
     trace, network = trace_of(layers), network_of(4, latency)

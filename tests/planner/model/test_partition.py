@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.schedules import in_flight
@@ -24,7 +24,6 @@ def uniform(count: int) -> Chain:
     return Chain(ones, zeros, ones, ones, zeros, zeros)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 5),

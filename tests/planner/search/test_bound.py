@@ -4,7 +4,7 @@ import itertools
 
 import highspy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.schedules import SCHEDULES
@@ -42,7 +42,6 @@ def finish(
     return max(end + extra for end, extra in zip(free, once, strict=True))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 9), st.sampled_from(["gpipe", "1f1b"]))
 def test_no_schedule_beats_the_bound_however_the_work_is_cut(data, stages, m, schedule) -> None:
     numbers = st.lists(st.floats(0.0, 4.0), min_size=stages, max_size=stages)
@@ -66,7 +65,6 @@ def test_the_bound_lies_just_below_equal_stages(stages: int, m: int) -> None:
     assert 0.8 * equal < rounds <= equal
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from(GENERATED), st.integers(2, 4), st.integers(1, 7))
 def test_the_bound_holds_for_every_schedule_of_the_table(data, schedule, devices, m) -> None:
     """Whatever is cut how: chunks next to empty, backwards that are all W, or none of it."""
@@ -144,7 +142,6 @@ def test_equal_blocks_count_as_often_as_the_best_way_to_deal_them_out(devices, m
         assert least_alike_rounds(ahead, m, count) == least
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(2, 4), st.integers(1, 7), st.integers(1, 3))
 def test_no_cut_of_equal_blocks_into_chunks_beats_what_they_count(data, devices, m, chunks) -> None:
     """Beside others, that take little or long, and however much is held of devices' last chunks."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.program import Kind
@@ -92,7 +92,6 @@ def longest_path(rows):
 
 
 @given(row_lists(max_size=25), SLOWDOWNS, CORES, FAR)
-@settings(max_examples=300)
 def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown, cores, far):
     program, seconds = build_program(rows)
     how = {"overlap_slowdown": slowdown, "cores": cores, "far": far_of(program, far)}

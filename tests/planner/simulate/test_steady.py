@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.program import INPUT_KINDS, Kind, Program
@@ -65,7 +65,6 @@ def durations_with(feeding: Sequence[Feeding], seconds: np.ndarray) -> np.ndarra
     return np.concatenate([[one.seconds for one in feeding], seconds])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 3), st.integers(0, 99), st.integers(1, 2),
     st.dictionaries(st.sampled_from(INPUT_KINDS[:-1]), st.floats(0, 40)), st.floats(0, 40),
@@ -95,7 +94,6 @@ def test_input_beneath_a_step_slows_nothing_down(slowdown: float) -> None:
         assert found == pytest.approx(step, rel=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 3), st.integers(0, 99), st.floats(0.05, 5), st.floats(10, 1000))
 def test_rates_of_a_cluster_give_the_step_and_the_memory_of_a_fed_program(
     which: int, seed: int, rate: float, bandwidth: float

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import InputError
@@ -44,7 +44,6 @@ def least(sizes: list[int], scopes: list[tuple[int, ...]], tables: list[np.ndarr
     return float(total.min())
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 2]))
 def test_the_bound_holds_and_the_choice_is_near_it(seed: int, hub: bool, others: int) -> None:
     """``others`` = 0: nothing is eliminated beforehand, so the dual decomposition sees all of it."""
@@ -68,7 +67,6 @@ def test_the_bound_holds_and_the_choice_is_near_it(seed: int, hub: bool, others:
     assert found.bound == pytest.approx(best, rel=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.3, 0.9))
 def test_exchanges_end_within_the_limit_where_no_single_change_helps(
     seed: int, share: float

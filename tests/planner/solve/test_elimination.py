@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.planner.solve.buckets import elimination_order, neighbours, plan
@@ -38,7 +38,6 @@ def _random_factor(
     return Factor(scope, seconds, rng.random(shape) * 1e9)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_elimination_finds_the_brute_force_optimum_of_every_weighting(
     seed: int, integers: bool
@@ -60,7 +59,6 @@ def test_elimination_finds_the_brute_force_optimum_of_every_weighting(
         assert first * seconds + second * memory == pytest.approx(min(costs), rel=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6))
 def test_bisection_finds_exactly_the_corners_of_the_hull(seed: int) -> None:
     graph = random_graph(seed)
@@ -71,7 +69,6 @@ def test_bisection_finds_exactly_the_corners_of_the_hull(seed: int) -> None:
         assert (point.seconds, point.bytes) == pytest.approx((seconds, memory), rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 1.2), st.booleans())
 def test_dual_bound_never_exceeds_the_true_optimum_within_a_limit(
     seed: int, share: float, integers: bool
@@ -91,7 +88,6 @@ def test_dual_bound_never_exceeds_the_true_optimum_within_a_limit(
         assert hull(Elimination.of(graph)).bound(limit) == math.inf
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_pruning_keeps_the_whole_frontier(seed: int, integers: bool) -> None:
     graph = random_graph(seed, integers)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import InputError
@@ -14,7 +14,6 @@ from tests.planner.solve import exhaustive
 from tests.planner.solve.test_elimination import random_graph
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 1e-9, 3e-10]))
 def test_every_choice_costs_what_the_best_assignment_with_it_costs(seed: int, price: float) -> None:
     graph = random_graph(seed)

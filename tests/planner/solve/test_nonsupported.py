@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.planner.solve.elimination import Elimination
@@ -19,7 +19,6 @@ from tests.planner.solve.test_elimination import random_graph
 from tests.planner.solve.whole import fastest_within, whole_frontier
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.02, 0.2]))
 def test_exchanges_between_corners_reach_ever_smaller_points(seed: int, epsilon: float) -> None:
     graph = random_graph(seed)
@@ -49,7 +48,6 @@ def random_chain(seed: int) -> FactorGraph:
     return FactorGraph(sizes, factors)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_nothing_is_missing_between_the_corners(seed: int, integers: bool) -> None:
     graph = random_graph(seed, integers)
@@ -63,7 +61,6 @@ def test_nothing_is_missing_between_the_corners(seed: int, integers: bool) -> No
         assert graph.evaluate(point.assignment) == pytest.approx((point.seconds, point.bytes))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.01, 0.1, 0.5]))
 def test_every_true_point_is_within_the_factor_of_a_returned_one(seed: int, eps: float) -> None:
     graph = random_graph(seed)
@@ -73,7 +70,6 @@ def test_every_true_point_is_within_the_factor_of_a_returned_one(seed: int, eps:
         assert any(p.seconds <= seconds * reach and p.bytes <= memory * reach for p in found)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 1.1), st.booleans())
 def test_the_fastest_within_a_limit_is_that_of_brute_force(
     seed: int, share: float, integers: bool
@@ -89,7 +85,6 @@ def test_the_fastest_within_a_limit_is_that_of_brute_force(
     assert seconds >= loose * (1 - 1e-9) or found is None
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_linear_program_agrees_on_chains(seed: int) -> None:
     graph = random_chain(seed)

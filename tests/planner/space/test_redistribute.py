@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardwright.core.layout import (
@@ -93,7 +93,6 @@ def play(shards: Shards, step: Step, sizes: tuple[int, ...], whole: tuple[int, .
 placement = st.sampled_from([REPLICATE, PARTIAL, 0, 1, inner(0), inner(1), FLAT])
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     source=st.tuples(placement, placement),
     target=st.tuples(placement, placement),
