@@ -22,6 +22,11 @@ search(mlp(), cluster(2, 2, flops=1e10), CostTable(), limits=Limits(max_candidat
 PACKAGES = (
     "import hypothesis, plotly.graph_objects, torch._dynamo, torch.export._trace, transformers"
 )
+# The published planners of profiles run beside ours.
+LAYER = (
+    "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=1e3, parameter_size=8.0"
+)
+PROFILE = f"node1 -- a -- {LAYER}\nnode2 -- b -- {LAYER}\n\tnode1 -- node2\n"
 # Two choices with two costs each; not both may take most.
 CONTEST = {
     "nodes": {
@@ -35,13 +40,26 @@ CONTEST = {
 
 
 def main() -> int:
-    """Plan a small model, solve a small contest problem and import the packages, at the same time."""
+    """Plan a small model and a profile, solve a small contest problem and import the packages, side by side."""
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder, "problem.json")
         problem.write_text(json.dumps({"problem": CONTEST}))
+        profile = Path(folder, "profile.txt")
+        profile.write_text(PROFILE)
         commands = (
             ["-c", SEARCH],
             ["-m", "shardwright", "iopddl", str(problem), "--seconds", "60"],
+            [
+                "-m",
+                "shardwright",
+                "plan",
+                "--profile",
+                str(profile),
+                "--workers",
+                "2",
+                "--bandwidth",
+                "1e9",
+            ],
             ["-c", PACKAGES],
         )
         started = [

@@ -179,7 +179,7 @@ def nest(cuts: Cuts, levels: Sequence[Level], habits: Habits) -> NestedPipeline:
             scalars, seconds, inside, cuts.parameter, cuts.activation, cuts.crossing
         )
         tables.append(found)
-        seconds = found[0][:, :, -1]
+        seconds = np.ascontiguousarray(found[0][:, :, -1])  # else compiled once more, for views
         units = level.count
     best = float(tables[-1][0][0, -1, -1])
     if not math.isfinite(best):
