@@ -253,10 +253,10 @@ EQUAL = (1.0, 1.0, 1.0, 0.0)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("p", [2, 3, 8])
 def test_ours_are_never_longer_than_torchs(p):
     """Any number of microbatches and chunks that torch takes, F, I, W and transfer of a chunk."""
-    cases = itertools.product((1, 2, 3, 5, 7, 8, 16), (2, 3, 4), RIVALS)
+    cases = itertools.product((1, 3, 5, 8, 16), (2, 3), RIVALS)
     compared = 0
     for m, chunks, (name, (other, takes_any)) in ((m, v, (n, RIVALS[n])) for m, v, n in cases):
         if m % max(1, m // p) or (chunks > 2 and not takes_any):

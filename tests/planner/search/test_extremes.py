@@ -24,9 +24,9 @@ def planned(graph: OperatorGraph, cluster: str) -> Survey:
     return found
 
 
-def test_a_thousand_layers() -> None:
-    found = planned(mlp(batch=64, width=64, depth=1000), "1x2xH100")
-    assert len(found.frontier.best.strategy.configs) > 1000
+def test_hundreds_of_layers() -> None:
+    found = planned(mlp(batch=64, width=64, depth=500), "1x2xH100")
+    assert len(found.frontier.best.strategy.configs) > 500
 
 
 def test_billions_of_samples() -> None:

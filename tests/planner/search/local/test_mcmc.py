@@ -110,9 +110,8 @@ def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
             known[key] = evaluate(where, key)
         return replace(known[key], strategy=strategy)
 
-    for seed in range(2):
-        pool, _ = walked(where, 1500, remembered, seed=seed, starts=("data", "random"))
-        assert pool.fastest <= least * (1 + 1e-9)
+    pool, _ = walked(where, 1500, remembered, starts=("data", "random"))
+    assert pool.fastest <= least * (1 + 1e-9)
 
 
 def test_slower_proposals_are_accepted_as_often_as_metropolis_says() -> None:
