@@ -26,10 +26,10 @@ from tests import zoo
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 LARGEST_SHARE = 0.05  # of modelled cost in operators that cannot be split
-# One architecture of each kind, at the sequence lengths that keep the test short.
+# One architecture of each kind, at the sequence lengths that keep the test short; the laws train Llama, T5
+# and Mixtral by random strategies.
 CHOSEN = {
-    "bert-tiny": 16, "llama-tiny": 16, "t5-tiny": 16, "swin-tiny": None, "wav2vec2-tiny": 2000,
-    "mixtral-tiny": 16, "mamba2-tiny": 16, "clip-tiny": 16,
+    "bert-tiny": 16, "swin-tiny": None, "wav2vec2-tiny": 2000, "mamba2-tiny": 16, "clip-tiny": 16,
 }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_an_architecture_is_captured_whole_and_split_at_random_trains_as_one_pro
 # What is not split of the tiny mixture are products for its experts, which take as long as larger ones.
 @pytest.mark.parametrize(("name", "share"), [("mixtral-tiny", 0.3), ("clip-tiny", 0.6)])
 def test_architectures_that_mix_samples_train_data_parallel(name: str, share: float) -> None:
-    proof = try_training(f"hf:{name}", data_parallel, CHOSEN[name])
+    proof = try_training(f"hf:{name}", data_parallel, 16)
     assert proof.is_equal, proof
     assert proof.split_share > share
 

@@ -14,7 +14,7 @@ from tests import zoo
 
 pytestmark = pytest.mark.torch
 
-MODELS = (zoo.gpt, zoo.bert, zoo.cnn, zoo.lstm_translation, zoo.llama, zoo.t5, zoo.vit)
+MODELS = (zoo.cnn, zoo.lstm_translation, zoo.llama, zoo.t5, zoo.vit)
 
 
 @pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
