@@ -1,14 +1,18 @@
 """Settings for every test."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # No time limit per example: the first one may compile a kernel, and machines differ.
-settings.register_profile("shardwright", deadline=None)
+EXAMPLES = 300 if "SHARDWRIGHT_LAWS" in os.environ else 40
+settings.register_profile("shardwright", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("shardwright")
 
 
@@ -29,6 +33,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from tests.runtime.world import serve
 
         serve()
+
+
+class OneWorkerCaptures(LoadFileScheduling):
+    """Hands out files, and the laws together: they train the same models, and capturing one takes as long as
+    training it by some five strategies."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/laws" if nodeid.startswith("tests/laws/") else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)  # unknown where one process runs all
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneWorkerCaptures:
+    return OneWorkerCaptures(config, log)
 
 
 def pytest_configure() -> None:
