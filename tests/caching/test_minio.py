@@ -152,6 +152,21 @@ def test_counts_that_no_process_wrote_lead_nowhere(tmp_path):
         assert cache.get("2", lambda: content(2)) == content(2)
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_a_flipped_bit_of_where_the_next_item_goes_changes_no_item(tmp_path, always):
+    with MinIOCache(CAPACITY, items=100, folder=tmp_path, always=always) as cache:
+        for key in range(8):
+            cache.get(f"{key}", lambda key=key: content(key))
+        arena = folders(tmp_path)[0] / "arena"
+        end = arena.read_bytes()[64:72]
+        for bit in range(64):
+            with arena.open("r+b") as file:
+                file.seek(64)
+                file.write((int.from_bytes(end, "little") ^ 1 << bit).to_bytes(8, "little"))
+            cache.get(f"after {bit}", lambda bit=bit: content(bit + 8))
+            assert all(cache.get(f"{key}", fail) == content(key) for key in range(8)), bit
+
+
 def test_bytes_may_be_written_as_50e6_and_are_whole(tmp_path):
     with MinIOCache(50e3, items=1e2, folder=tmp_path) as cache:  # type: ignore[arg-type]
         assert cache.capacity == 50_000

@@ -33,9 +33,11 @@ MOST_BYTES, MOST_ITEMS = 1 << 46, 1 << 30
 _MAGIC = b"SWMINIO1"
 _HEAD = struct.Struct("<8sQQ")  # magic, slots, capacity
 # Numbers that change under the lock, each written at once: a process may be killed between two of them. End of the
-# last item, end of what is reserved, items, and while a slot is filled its place + 1 and the items before it << 32.
+# last item with its check, end of what is reserved, items, and while a slot is filled its place + 1 and the items
+# before it << 32.
 _COUNTS_AT, _END, _RESERVED, _ITEMS, _PENDING = 64, 0, 1, 2, 3
 _DECLINED_AT, _CORRUPT_AT = 96, 97
+_END_BITS = 47  # of MOST_BYTES
 _INDEX_AT, _SLOT_BYTES, _ALIGNED = 4096, 64, 64
 # State, check of the fields, digest, offset, length, check of the item. The state is read first and written last.
 _SLOT = struct.Struct("<B3xI16sQQI")
@@ -187,7 +189,13 @@ class MinIOCache:
     def has_room(self, length: int) -> bool:
         """Whether an item of so many bytes would be kept."""
         counts = self._counts
-        return counts[_END] + length <= self.capacity and counts[_ITEMS] < self._slots * 3 // 4
+        return self._used() + length <= self.capacity and counts[_ITEMS] < self._slots * 3 // 4
+
+    def _used(self) -> int:
+        """Return where the next item goes: nowhere, where that is not what a process wrote, or it overwrites others."""
+        cell = self._counts[_END]
+        end = cell & (1 << _END_BITS) - 1
+        return end if cell == _checked_end(end) else self.capacity
 
     @property
     def has_declined(self) -> bool:
@@ -218,7 +226,7 @@ class MinIOCache:
     def state(self) -> CacheState:
         """Return what the cache holds now."""
         return CacheState(
-            items=self._counts[_ITEMS], bytes=self._counts[_END], capacity=self.capacity, declined=self.has_declined,
+            items=self._counts[_ITEMS], bytes=self._used(), capacity=self.capacity, declined=self.has_declined,
             corrupt=self._map[_CORRUPT_AT], hits=self.hits, misses=self.misses,
             read_bytes=self.read_bytes, place=self.place,
         )  # fmt: skip
@@ -267,7 +275,7 @@ class MinIOCache:
         at = _INDEX_AT + place * _SLOT_BYTES
         state, _, _, offset, length, _ = _SLOT.unpack_from(self._map, at)
         if state in (_READY, _BAD):
-            counts[_END] = min(max(counts[_END], offset + _rounded(length)), MOST_BYTES)
+            counts[_END] = _checked_end(max(self._used(), offset + _rounded(length)))
             counts[_ITEMS] = items + 1
         else:
             self._map[at] = _EMPTY
@@ -275,7 +283,7 @@ class MinIOCache:
 
     def _reserve(self, length: int) -> bool:
         """Have the file system give room for the next item: memory that is not there would end the process."""
-        end, reserved = self._counts[_END], self._counts[_RESERVED]
+        end, reserved = self._used(), self._counts[_RESERVED]
         need = min(end + _rounded(length), self.capacity)
         if need <= reserved:
             return True
@@ -299,7 +307,7 @@ class MinIOCache:
 
     def _fill(self, digest: bytes, data: bytes | memoryview) -> bool:
         counts = self._counts
-        end, items = counts[_END], counts[_ITEMS]
+        end, items = self._used(), counts[_ITEMS]
         for place in self._places(digest):
             if self._map[_INDEX_AT + place * _SLOT_BYTES] == _EMPTY:
                 break
@@ -312,7 +320,7 @@ class MinIOCache:
         self._map[self._start + end : self._start + end + length] = data
         _SLOT.pack_into(self._map, at, _FILLING, fields, digest, end, length, item)
         self._map[at] = _READY
-        counts[_END], counts[_ITEMS] = end + _rounded(length), items + 1
+        counts[_END], counts[_ITEMS] = _checked_end(end + _rounded(length)), items + 1
         counts[_PENDING] = 0
         return True
 
@@ -354,6 +362,12 @@ def _whole(number: float, most: int, name: str, rule: str) -> int:
     if not 0 <= number <= most or number != int(number):
         raise InputError(f"a cache has {rule}, a whole number, not {number:,}; change {name}")
     return int(number)
+
+
+def _checked_end(end: int) -> int:
+    """Return the end of the last item with its check in the bits above; 0 for a new cache."""
+    end = min(end, MOST_BYTES)
+    return end and end | zlib.crc32(end.to_bytes(8, "little")) >> 15 << _END_BITS
 
 
 def _rounded(length: int) -> int:
