@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from shardwright.caching import CachedFiles, MinIOCache
-from shardwright.errors import InputError, RunError, ShardwrightWarning
+from shardwright.errors import CheckpointError, InputError, RunError, ShardwrightWarning
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime import inputs
@@ -32,6 +32,7 @@ from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.inputs import Needed
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.reading import Reader, as_read
+from shardwright.runtime.standing import KEY
 from shardwright.stalls import analyse
 from tests.runtime.world import run_ranks
 
@@ -146,7 +147,7 @@ def test_a_rank_reads_its_own_samples_and_short_batches_whole() -> None:
 def restored(reader: Reader, seed: int = 0) -> Reader:
     """Return a reader of another process that loaded what this one's checkpoint holds."""
     other = Reader(seed)
-    assert other.restore(reader.beside({"mine": 1})) == {"mine": 1}
+    assert other.restore(reader.beside({"mine": 1}), Path()) == {"mine": 1}
     return other
 
 
@@ -192,6 +193,26 @@ def test_another_data_set_than_the_checkpoints_is_refused_or_begun_anew() -> Non
     assert sorted(i for batch in anew for i in batch.tolist()) == list(range(40))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"of": "words"}, {"done": -8}, {"done": 45}, {"done": "8"}, {"done": 8.0}, {"size": None}, {"epoch": True},
+        {"epoch": 2**63}, {"seed": 2**64}, {"seed": None}, {"odd": 1},
+    ],
+)  # fmt: skip
+def test_a_place_where_no_loader_stands_is_refused_with_the_checkpoints_name(
+    change: dict[str, Any],
+) -> None:
+    reader = Reader(seed=5)
+    next(filter(lambda _: reader.place, one_pass(reader, Numbers())))
+    extra = reader.beside({})
+    extra[KEY] |= change
+    with pytest.raises(CheckpointError, match=r"but a/step-1 not as .*; load it with"):
+        Reader(0).restore(extra, Path("a/step-1"))
+    with pytest.raises(CheckpointError, match="it has other fields"):
+        Reader(0).restore({KEY: [1]}, Path("a/step-1"))
+
+
 class Stateful:
     """A loader of its own, with the two methods that torchdata's StatefulDataLoader has."""
 
@@ -227,6 +248,11 @@ def test_a_loader_without_state_is_drawn_to_where_it_was_with_a_warning() -> Non
     with pytest.warns(ShardwrightWarning, match="first 2 batches are drawn and dropped"):
         assert list(one_pass(restored(reader), batches)) == [[2], [3], [4]]
     assert list(one_pass(restored(reader), iter(batches[4:]))) == [[4]]  # put there by who made it
+    with (
+        pytest.warns(ShardwrightWarning),
+        pytest.raises(InputError, match="but this loader has 1; pass"),
+    ):
+        next(one_pass(restored(reader), batches[:1]))
 
 
 def test_samplers_that_are_not_torchs_plain_ones_are_iterated_as_they_are() -> None:

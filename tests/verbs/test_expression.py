@@ -94,6 +94,7 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
         ({"arch": "decoder, MLA"}, "latent attention"),
         ({"ffn_type": "swiglu+moe"}, "dimensions not published"),
         ({"ffn_hidden": None}, "dimensions not published"),
+        ({"kv_heads": 3}, "dimensions not published"),
         ({"recompute": "partial"}, "recomputation in part"),
         ({"experts": 8, "experts_topk": 2, "ep": 32}, "experts beyond data"),
         ({"vpp": 17}, "stages beyond layers"),

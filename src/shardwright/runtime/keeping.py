@@ -67,7 +67,7 @@ class Keeping(ABC):
         self.check_processes("a checkpoint")
         self.flush()
         extra = checkpoint.load(self.machine, self.optimizer, Path(directory), self.scaler)
-        return self.reader.restore(extra)
+        return self.reader.restore(extra, Path(directory))
 
     def export(self, path: str | Path) -> Path:
         """Write the weights as one safetensors file (a collective call); returns its path."""

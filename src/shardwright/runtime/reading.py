@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -29,12 +31,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from shardwright.errors import CheckpointError, InputError, ShardwrightWarning
+from shardwright.errors import InputError, ShardwrightWarning
 from shardwright.runtime import inputs
 from shardwright.runtime.randomness import place_seed, splitmix64
+from shardwright.runtime.standing import BATCHES, KEY, SAMPLES, STATE, Place, taken_from
 
-KEY = "shardwright.loader"  # of the place, among what a checkpoint has besides tensors
-SAMPLES, BATCHES, STATE = "samples", "batches", "state"
 OPTIONS = (
     "collate_fn",
     "num_workers",
@@ -43,27 +44,6 @@ OPTIONS = (
 )  # of a DataLoader, to be kept
 OF_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
 AGAIN = "pass that one, or train(loader, resume=False) to begin its epoch anew"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where training stands in its data: so many epochs, and what is ``done`` of the one after them.
-
-    ``of``: what that counts. SAMPLES of a data set of ``size``, in the order of ``seed``; BATCHES of a loader that has no
-    state; or BATCHES of one that has, which is then ``state``.
-    """
-
-    of: str
-    epoch: int = 0
-    done: int = 0
-    size: int = 0
-    seed: int = 0
-    state: Any = None
-
-    @property
-    def epochs(self) -> int:
-        """How many epochs are over."""
-        return self.epoch + (self.of == SAMPLES and 0 < self.size <= self.done)
 
 
 class Reader:
@@ -80,16 +60,9 @@ class Reader:
         """Return what a checkpoint is to hold besides tensors: a script's own, and the place where there is one."""
         return {**extra} if self.place is None else {**extra, KEY: asdict(self.place)}
 
-    def restore(self, extra: dict[str, Any]) -> dict[str, Any]:
+    def restore(self, extra: dict[str, Any], directory: Path) -> dict[str, Any]:
         """Take the place out of what a checkpoint held, for the next loader; return the rest."""
-        table = extra.pop(KEY, None)
-        try:
-            self.place = None if table is None else Place(**table)
-        except TypeError as error:
-            raise CheckpointError(
-                f"a checkpoint says where its loader stood, but not as this version does ({error}); load it with the "
-                "version that wrote it"
-            ) from error
+        self.place = taken_from(extra, directory)
         self._is_loaded = self.place is not None
         if self.place is not None and self.place.of == SAMPLES:
             self._loaded_seed = self.place.seed
@@ -202,8 +175,11 @@ class Batches:
             ShardwrightWarning,
             stacklevel=5,
         )
-        for _ in range(count):
-            next(iterator, None)
+        found = sum(1 for _ in itertools.islice(iterator, count))
+        if found < count:
+            raise InputError(
+                f"the checkpoint stands behind {count} batches, but this loader has {found}; {AGAIN}"
+            )
 
 
 class Walk:

@@ -24,7 +24,8 @@ from shardwright.errors import InputError, RunError, ShardwrightError
 from shardwright.runtime import inputs
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.randomness import TURN
-from shardwright.runtime.reading import Batches, Place, Reader, Samples, Walk
+from shardwright.runtime.reading import Batches, Reader, Samples, Walk
+from shardwright.runtime.standing import Place
 
 Fetch = Callable[[], tuple[inputs.Batch | inputs.Shards | None, Place | None]]
 # How long the end of a loop waits for a loader that is in the middle of a batch.

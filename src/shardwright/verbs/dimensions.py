@@ -147,6 +147,9 @@ def _check_decoder(run: PublishedRun) -> None:
         raise Inexpressible("not a decoder", run.arch)
     if mentions(arch, ("mla", "latent")):
         raise Inexpressible("latent attention", "the columns do not tell its ranks")
+    if run.heads % (run.kv_heads or run.heads):
+        detail = f"{run.heads} heads share {run.kv_heads} of keys and values"
+        raise Inexpressible("dimensions not published", detail)
 
 
 def _grouped(run: PublishedRun, made: str) -> str:
