@@ -22,6 +22,24 @@ from shardwright.files.orderfile import read_order
 from shardwright.files.partsfile import read_parts
 from shardwright.files.runs import read_runs
 
+TABLE = "layer,algorithm,seconds_us,bytes,batch\na,fft,1,2,32\n"
+TWICE = [
+    (read_layer_trace, "name,forward_us,forward_ms,backward,bytes\na,1,2,1,4\n", "'forward_us' and 'forward_ms'"),
+    (read_layer_trace, "name,forward,backward,bytes,bytes\na,1,2,4,5\n", "'bytes' and 'bytes'"),
+    (read_layer_trace, 'name,forward,backward,bytes\n"a,1,2,4\nb,1,2,4\n', "no table"),
+    (read_algorithms, TABLE.replace("batch", "seconds_ms"), "'seconds_us' and 'seconds_ms'"),
+    (read_algorithms, TABLE.replace("batch", "bytes"), "'bytes' and 'bytes'"),
+    (read_algorithms, TABLE.replace("32", "32.5"), "row 2: batch must be a whole number"),
+    (read_algorithms, TABLE + '"b,fft,1,2,32\nb,gemm,1,2,32\n', "no table"),
+    (read_points, "bytes,seconds\n1,1\n2,2\n" + "3" * 200_000 + ",3\n", "no table"),
+    (
+        read_layer_graph,
+        "a -- L -- forward_compute_time=1, backward_compute_time=2, activation_size=8, parameter_size=64, "
+        "activation_size=9\n",
+        "line 1: layer 'a' has activation_size twice",
+    ),
+    (read_iopddl, '{"problem": {"usage_limit": 1, "usage_limit": 2}}', "'usage_limit' occurs twice"),
+]  # fmt: skip
 TURNS = 250  # of every kind
 CLUSTER = """
 [kind.core]
@@ -118,3 +136,11 @@ def test_a_damaged_file_is_read_or_refused_in_one_line_with_a_remedy(
             assert path.name in refusal and ";" in refusal, said  # noqa: PT018
             assert len(refusal) < 1500 and refusal.isprintable(), said  # noqa: PT018
     assert refused > 10
+
+
+def test_what_a_file_says_twice_or_a_quote_swallows_is_refused(tmp_path: Path) -> None:
+    for read, text, complaint in TWICE:
+        path = tmp_path / "file"
+        path.write_text(text)
+        with pytest.raises(InputError, match=rf"{re.escape(str(path))}.*{complaint}.*; "):
+            read(path)

@@ -4,6 +4,7 @@ of a layer. Times are seconds or what the column's ending says (``seconds_us``, 
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def parse_algorithms(text: str, name: str = "table") -> tuple[AlgorithmTable, ..
             "out algorithms that others beat"
         )
     try:
-        rows = list(csv.reader(lines))
+        rows = list(csv.reader(lines, strict=True))
     except csv.Error as error:
         raise InputError(f"{name} is no table ({error}); write {_EXAMPLE}") from None
     columns, unit = _columns([cell.strip().lower() for cell in rows[0]] if rows else [], name)
@@ -54,6 +55,12 @@ def parse_algorithms(text: str, name: str = "table") -> tuple[AlgorithmTable, ..
 
 def _columns(header: Sequence[str], name: str) -> tuple[dict[str, int], float]:
     """Return the places of the columns, and the unit of seconds."""
+    known = [one for one in header if one in ("layer", "algorithm", "bytes", "batch", *_SECONDS)]
+    for first, second in itertools.combinations(known, 2):
+        if first == second or {first, second} <= _SECONDS.keys():
+            raise InputError(
+                f"{name}, row 1: the columns {first!r} and {second!r} say the same; keep one"
+            )
     spelling = next((one for one in _SECONDS if one in header), "seconds")
     needed = ("layer", "algorithm", spelling, "bytes")
     if missing := [one for one in needed if one not in header]:
@@ -78,9 +85,10 @@ def _row(cells: list[str], columns: dict[str, int], unit: float) -> tuple[int, s
             value = float(text(column)) * (unit if column == "seconds" else 1.0)
         except ValueError:
             value = math.nan
-        if not least <= value <= most:
+        if not least <= value <= most or (column == "batch" and value != int(value)):
+            kind = "whole number" if column == "batch" else "number"
             raise InputError(
-                f"{column} must be a number from {least:g} to {most:g}, not {text(column)[:40]!r}; correct it"
+                f"{column} must be a {kind} from {least:g} to {most:g}, not {text(column)[:40]!r}; correct it"
             )
         return value
 

@@ -88,7 +88,7 @@ def read_iopddl(path: str | Path) -> ContestProblem:
             data = unzipped(data, LARGEST_FILE, "a problem")
         if data.count(b"[") + data.count(b"{") > MOST_LISTS:
             raise ValueError(f"it has more than {MOST_LISTS:,} lists and objects")
-        tree = json.loads(data.decode("utf-8-sig"))
+        tree = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise _refusal(path, f"JSON is UTF-8, and its byte {error.start} is not") from error
     except (json.JSONDecodeError, RecursionError) as error:
@@ -99,6 +99,15 @@ def read_iopddl(path: str | Path) -> ContestProblem:
         return _columns(tree)
     except (ValueError, OverflowError) as error:
         raise _refusal(path, str(error)) from error
+
+
+def _object(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, which has every key once."""
+    found = dict(items)
+    if len(found) < len(items):
+        keys = [key for key, _ in items]
+        raise ValueError(f"{max(keys, key=keys.count)!r:.40} occurs twice in one object")
+    return found
 
 
 def write_choice(path: str | Path, choice: Sequence[int]) -> Path:

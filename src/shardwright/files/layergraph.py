@@ -71,7 +71,11 @@ def _layer(line: str) -> Layer:
             "backward_compute_time=2.4, activation_size=1024.0, parameter_size=64.0`, not "
             f"{line.strip()[:80]!r}; write the line so"
         )
-    fields = dict(_FIELD.findall(parts[-1]))
+    found = _FIELD.findall(parts[-1])
+    fields = dict(found)
+    if len(fields) < len(found):
+        double = next(name for name, _ in found if [one for one, _ in found].count(name) > 1)
+        raise InputError(f"layer {parts[0][:80]!r} has {double[:40]} twice; keep one")
     missing = [field for field in FIELDS if field not in fields]
     if missing:
         raise InputError(

@@ -68,7 +68,7 @@ def _rows(text: str, name: str) -> list[list[str]]:
             f"a trace has at most {MOST_LAYERS:,} rows, but {name} has {len(lines):,}; merge layers"
         )
     try:
-        return list(csv.reader(lines, delimiter="\t" if "\t" in text else ","))
+        return list(csv.reader(lines, delimiter="\t" if "\t" in text else ",", strict=True))
     except csv.Error as error:
         raise InputError(f"{name} is no table ({error}); write {_EXAMPLE}") from None
 
@@ -78,8 +78,13 @@ def _columns(header: Sequence[str], name: str) -> dict[str, tuple[int, float]]:
     found: dict[str, tuple[int, float]] = {}
     for place, cell in enumerate(header):
         column, unit = _KNOWN.get(cell, ("", 1.0))
+        if column in found:
+            first = header[found[column][0]]
+            raise InputError(
+                f"{name}, row 1: the columns {first!r} and {cell!r} both say {column}; keep one"
+            )
         if column:
-            found.setdefault(column, (place, unit))
+            found[column] = (place, unit)
     missing = [one for one in ("forward", "backward", "bytes") if one not in found]
     if missing:
         raise InputError(
