@@ -266,21 +266,25 @@ def test_a_contest_problem_that_cannot_fit_ends_with_1(tmp_path):
 
 def test_published_runs_are_laid_beside_predictions(tmp_path):
     (tmp_path / "runs.csv").write_text(
-        "id,source_id,model,layers,hidden,heads,seq,vocab,gpu,gpus,micro_batch,global_batch,iter_s\n"
-        "a,s,Small,3,64,4,64,256,A100,8,1,16,0.01\n"
-        "b,s,Small,3,64,4,64,256,A100,7,1,16,0.01\n"
+        "id,source_id,model,layers,hidden,heads,seq,vocab,gpu,gpus,micro_batch,global_batch,iter_s,ffn_hidden,ffn_type,framework\n"
+        "a,s,Small,3,64,4,64,256,A100,8,1,16,0.01,,,\n"
+        "b,s,Small,3,64,4,64,256,A100,7,1,16,0.01,,,\n"
+        "c,s,Llama,1,1,1,1,1,A100,1,1,1,,1,swiglu,HF transformers\n"
     )
     done = shardwright("validate", "runs.csv", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    told, refused = found["cases"]
+    told, refused, halved = found["cases"]
     assert told["error"] == pytest.approx(told["predicted_seconds"] / 0.01 - 1)
     assert found["overall"]["time"]["median"] == pytest.approx(abs(told["error"]))
     assert refused["reason"] == "batch does not divide"
-    assert found["reasons"] == [{"reason": "batch does not divide", "count": 1}]
+    assert halved["reason"] == "no model of these dimensions runs"  # a head of one number is turned
+    assert {one["reason"]: one["count"] for one in found["reasons"]} == dict.fromkeys(
+        (refused["reason"], halved["reason"]), 1
+    )
     assert found["overall"]["order"]["tau"] is None
     table = shardwright("validate", "runs.csv", "--cases", folder=tmp_path)
-    assert "1 of 2 runs (50.0 %) cannot be expressed" in table.stdout
+    assert "2 of 3 runs (66.7 %) cannot be expressed" in table.stdout
 
 
 def test_a_wrong_file_of_runs_is_refused_with_its_place(tmp_path):

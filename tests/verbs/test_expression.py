@@ -95,6 +95,7 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
         ({"ffn_type": "swiglu+moe"}, "dimensions not published"),
         ({"ffn_hidden": None}, "dimensions not published"),
         ({"kv_heads": 3}, "dimensions not published"),
+        ({"experts": 4, "experts_topk": 8}, "dimensions not published"),
         ({"recompute": "partial"}, "recomputation in part"),
         ({"experts": 8, "experts_topk": 2, "ep": 32}, "experts beyond data"),
         ({"vpp": 17}, "stages beyond layers"),

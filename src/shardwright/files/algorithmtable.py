@@ -55,12 +55,7 @@ def parse_algorithms(text: str, name: str = "table") -> tuple[AlgorithmTable, ..
 
 def _columns(header: Sequence[str], name: str) -> tuple[dict[str, int], float]:
     """Return the places of the columns, and the unit of seconds."""
-    known = [one for one in header if one in ("layer", "algorithm", "bytes", "batch", *_SECONDS)]
-    for first, second in itertools.combinations(known, 2):
-        if first == second or {first, second} <= _SECONDS.keys():
-            raise InputError(
-                f"{name}, row 1: the columns {first!r} and {second!r} say the same; keep one"
-            )
+    _check_once(header, name)
     spelling = next((one for one in _SECONDS if one in header), "seconds")
     needed = ("layer", "algorithm", spelling, "bytes")
     if missing := [one for one in needed if one not in header]:
@@ -75,6 +70,15 @@ def _columns(header: Sequence[str], name: str) -> tuple[dict[str, int], float]:
     return places, _SECONDS[spelling]
 
 
+def _check_once(header: Sequence[str], name: str) -> None:
+    known = [one for one in header if one in ("layer", "algorithm", "bytes", "batch", *_SECONDS)]
+    for first, second in itertools.combinations(known, 2):
+        if first == second or {first, second} <= _SECONDS.keys():
+            raise InputError(
+                f"{name}, row 1: the columns {first!r} and {second!r} say the same; keep one"
+            )
+
+
 def _row(cells: list[str], columns: dict[str, int], unit: float) -> tuple[int, str, Algorithm]:
     def text(column: str) -> str:
         place = columns[column]
@@ -85,10 +89,9 @@ def _row(cells: list[str], columns: dict[str, int], unit: float) -> tuple[int, s
             value = float(text(column)) * (unit if column == "seconds" else 1.0)
         except ValueError:
             value = math.nan
-        if not least <= value <= most or (column == "batch" and value != int(value)):
-            kind = "whole number" if column == "batch" else "number"
+        if not least <= value <= most:
             raise InputError(
-                f"{column} must be a {kind} from {least:g} to {most:g}, not {text(column)[:40]!r}; correct it"
+                f"{column} must be a number from {least:g} to {most:g}, not {text(column)[:40]!r}; correct it"
             )
         return value
 
@@ -100,7 +103,13 @@ def _row(cells: list[str], columns: dict[str, int], unit: float) -> tuple[int, s
         seconds=number("seconds", LONGEST_SECONDS),
         bytes=math.ceil(number("bytes", MOST_BYTES)),
     )
-    return int(batch), text("layer"), algorithm
+    return _whole(batch), text("layer"), algorithm
+
+
+def _whole(batch: float) -> int:
+    if batch != int(batch):
+        raise InputError(f"batch must be a whole number, not {batch}; correct it")
+    return int(batch)
 
 
 def _tables(

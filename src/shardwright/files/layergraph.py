@@ -71,11 +71,7 @@ def _layer(line: str) -> Layer:
             "backward_compute_time=2.4, activation_size=1024.0, parameter_size=64.0`, not "
             f"{line.strip()[:80]!r}; write the line so"
         )
-    found = _FIELD.findall(parts[-1])
-    fields = dict(found)
-    if len(fields) < len(found):
-        double = next(name for name, _ in found if [one for one, _ in found].count(name) > 1)
-        raise InputError(f"layer {parts[0][:80]!r} has {double[:40]} twice; keep one")
+    fields = _fields(parts)
     missing = [field for field in FIELDS if field not in fields]
     if missing:
         raise InputError(
@@ -92,6 +88,15 @@ def _layer(line: str) -> Layer:
         activation_bytes=activation,
         parameter_bytes=parameters,
     )
+
+
+def _fields(parts: list[str]) -> dict[str, str]:
+    found = _FIELD.findall(parts[-1])
+    names = [name for name, _ in found]
+    if len(set(names)) < len(names):
+        double = max(names, key=names.count)
+        raise InputError(f"layer {parts[0][:80]!r} has {double[:40]} twice; keep one")
+    return dict(found)
 
 
 def _numbers(field: str, text: str) -> Iterator[float]:

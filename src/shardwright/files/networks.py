@@ -45,10 +45,7 @@ def read_network(text: str) -> tuple[float, float, float]:
 def read_points(path: str | Path) -> Points:
     """Read measured (bytes, seconds) of messages, ascending in bytes. Raises InputError."""
     text = read_text(path, LARGEST_FILE, "a table of messages", _ACCEPTED)
-    try:
-        rows = [row for row in csv.reader(text.splitlines()[: MOST_POINTS + 2], strict=True) if row]
-    except csv.Error as error:
-        raise InputError(f"{path} is no table ({error}); {_ACCEPTED}") from None
+    rows = _rows(text, path)
     if not rows or [cell.strip().lower() for cell in rows[0][:2]] != ["bytes", "seconds"]:
         raise InputError(f"{path} must begin with bytes,seconds; {_ACCEPTED}")
     points: dict[float, float] = {}
@@ -66,6 +63,13 @@ def read_points(path: str | Path) -> Points:
             "measure some sizes"
         )
     return tuple(sorted(points.items()))
+
+
+def _rows(text: str, path: str | Path) -> list[list[str]]:
+    try:
+        return [row for row in csv.reader(text.splitlines()[: MOST_POINTS + 2], strict=True) if row]
+    except csv.Error as error:
+        raise InputError(f"{path} is no table ({error}); {_ACCEPTED}") from None
 
 
 def _point(row: list[str]) -> tuple[float, float]:

@@ -39,7 +39,9 @@ def taken_from(extra: dict[str, Any], directory: Path) -> Place | None:
     if KEY not in extra:
         return None
     table = extra.pop(KEY)
-    if wrong := _wrong(table):
+    names = {field.name for field in fields(Place)}
+    is_place = isinstance(table, dict) and {"of"} <= table.keys() <= names
+    if wrong := _wrong(Place(**table)) if is_place else "it has other fields":
         raise CheckpointError(
             f"a checkpoint says where its loader stood, but {directory} not as this version does ({wrong}); load it "
             "with the version that wrote it, or load an earlier one"
@@ -47,18 +49,14 @@ def taken_from(extra: dict[str, Any], directory: Path) -> Place | None:
     return Place(**table)
 
 
-def _wrong(table: Any) -> str:
-    """Return what is wrong with a table of a place, "" if nothing is."""
-    names = {field.name for field in fields(Place)}
-    if not isinstance(table, dict) or not {"of"} <= table.keys() <= names:
-        return "it has other fields"
-    place = Place(**table)
+def _wrong(place: Place) -> str:
+    """Return what is wrong with a place, "" if nothing is."""
     if place.of not in (SAMPLES, BATCHES, STATE):
         return f"it counts {place.of!r:.40}"
     for name in ("epoch", "done", "size", "seed"):
-        value, least = getattr(place, name), -MOST - 1 if name == "seed" else 0
-        if type(value) is not int or not least <= value <= MOST * (1 + (name == "seed")):
+        least, most = (-MOST - 1, 2 * MOST + 1) if name == "seed" else (0, MOST)
+        value = getattr(place, name)
+        if type(value) is not int or not least <= value <= most:
             return f"its {name} is {value!r:.40}"
-    if place.of == SAMPLES and place.done > place.size:
-        return f"it stands behind {place.done} of {place.size} samples"
-    return ""
+    is_behind = place.of != SAMPLES or place.done <= place.size
+    return "" if is_behind else f"it stands behind {place.done} of {place.size} samples"

@@ -223,6 +223,10 @@ def _experts(run: PublishedRun) -> tuple[int, int]:
         return 0, 0
     if run.experts_topk is None:
         raise Inexpressible("dimensions not published", "no experts_topk")
+    if run.experts_topk > (run.experts or 1):
+        raise Inexpressible(
+            "dimensions not published", f"{run.experts_topk} of {run.experts} experts"
+        )
     return run.experts or 1, run.experts_topk
 
 

@@ -107,7 +107,10 @@ class _Predictor:
 
             while len(self._graphs) >= MOST_MODELS:
                 del self._graphs[next(iter(self._graphs))]
-            self._graphs[key] = capture_decoder(*key)
+            try:
+                self._graphs[key] = capture_decoder(*key)
+            except ShardwrightError as error:  # of one row: the others are predicted all the same
+                raise Inexpressible("no model of these dimensions runs", str(error)) from error
         return self._graphs[key]
 
 
