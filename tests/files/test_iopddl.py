@@ -112,8 +112,10 @@ def test_usages_that_no_float_can_add_up_are_refused(tmp_path):
     tree = copy.deepcopy(SMALL)
     tree["problem"]["nodes"]["usages"][0] = [1, 9 * 10**17]
     tree["problem"]["usage_limit"] = 9 * 10**17
-    with pytest.raises(InputError, match=r"less than 2\^53.*divide all usages"):
-        api.iopddl(written(tmp_path, tree), seconds=3)
+    path = written(tmp_path, tree)
+    with pytest.raises(InputError, match=r"less than 2\^53.*divide all usages") as refused:
+        api.iopddl(path, seconds=3)
+    assert str(refused.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize(

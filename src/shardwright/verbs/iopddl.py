@@ -46,7 +46,10 @@ def answer(path: str | Path, seconds: float, seed: int, watch: Watch) -> Contest
         watch.tell(text, (time.monotonic() - begin) / seconds)
 
     tell("making the problem smaller")
-    choice, bound, is_impossible = search(problem, spent, tell, seed)
+    try:
+        choice, bound, is_impossible = search(problem, spent, tell, seed)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     return ContestAnswer(
         name=problem.name or Path(path).name,
         num_nodes=len(problem.intervals),
