@@ -172,8 +172,7 @@ class Cluster:
         """Copies of its payload that a reduce-scatter needs beside the buffers of its caller.
 
         gloo, the backend of CPUs, has none of its own: the terms of all ranks are exchanged, then
-        added up; so are those of all-reduces that are swapped (``core.swap``). NCCL reduces on the
-        way, in channel buffers of constant size.
+        added up. NCCL reduces on the way, in channel buffers of constant size.
         """
         return 1.0 if self.has_cpus else 0.0
 

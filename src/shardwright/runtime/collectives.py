@@ -3,9 +3,8 @@
 Every function starts its work and returns a ``Pending``; nothing blocks. Where gloo's own algorithm
 is poor another one of equal result is used: its reduce-scatter is an all-reduce and a copy, so we
 exchange the pieces (all-to-all) and add them in rank order; its all-gather copies every piece
-twice, so each rank broadcasts its own straight into the output; its all-reduce goes round a ring in
-small steps, each of which wakes threads, so two ranks swap what they have (``core.swap``); its
-all-to-all sends one way after the other where ranks do not come at once (``_exchanged``).
+twice, so each rank sends its own straight into the others' outputs; its all-to-all, and broadcasts by
+all ranks, send one way after the other where ranks do not come at once (``_exchanged``).
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from shardwright.core.swap import is_swapped
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -115,8 +112,6 @@ def is_gloo(group: ProcessGroup) -> bool:
 def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
     """Sum a buffer over the group, in place."""
     wire = NOT_SUMMED_BY_GLOO.get(buffer.dtype)
-    if is_swapped(group.size(), buffer.nbytes) and buffer.device.type == "cpu" and is_gloo(group):
-        return _swap(buffer, buffer.to(wire or buffer.dtype), group)
     widened = buffer if wire is None else buffer.to(wire)
     lent = widened.detach()
     options = dist.AllreduceOptions()
@@ -124,21 +119,6 @@ def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
     work = group.allreduce([_real(lent)], options)
     finish = None if wire is None else lambda: _store(buffer, widened)
     return Pending((work,), buffer, finish, (lent,))
-
-
-def _swap(buffer: Tensor, mine: Tensor, group: ProcessGroup) -> Pending:
-    """Send the other of two ranks all of ``mine``, and add its to it, into ``buffer``."""
-    flat = mine.view(-1)  # a number has no dim to split
-    rank, theirs = group.rank(), torch.empty_like(flat)
-    lent = (theirs.detach(), flat.detach())
-    works = _exchanged({1 - rank: lent[0]}, {1 - rank: lent[1]}, group)
-
-    def finish() -> None:
-        flat.add_(theirs)
-        if mine is not buffer:
-            _store(buffer, mine)
-
-    return Pending(works, buffer, finish, lent)
 
 
 def _exchanged(
@@ -164,12 +144,16 @@ def _real(tensor: Tensor) -> Tensor:
 def _rows_exchanged(output: Tensor, pieces: Tensor, group: ProcessGroup) -> list[Work]:
     """Start an exchange of equal pieces of flat tensors: the r-th goes to rank r, whose own becomes the r-th.
     A rank's own piece stays."""
-    ranks, rank = group.size(), group.rank()
+    ranks, behind = group.size(), _ranks_behind(group)
     come, go = output.view(ranks, -1).unbind(), pieces.view(ranks, -1).unbind()
-    # Each begins with the rank behind it: not all with one.
-    behind = [(rank + step) % ranks for step in range(1, ranks)]
     sources = {other: come[other] for other in behind[::-1]}
     return _exchanged(sources, {other: go[other] for other in behind}, group)
+
+
+def _ranks_behind(group: ProcessGroup) -> list[int]:
+    """Return the others, each rank's in an order of its own: not all begin with one."""
+    ranks, rank = group.size(), group.rank()
+    return [(rank + step) % ranks for step in range(1, ranks)]
 
 
 def _store(buffer: Tensor, value: Tensor) -> None:
@@ -181,14 +165,13 @@ def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:
     if not is_gloo(group):
         work = dist.all_gather_single(output, piece, group=group, async_op=True)
         return Pending((work,), output)  # type: ignore[arg-type]
-    rows = output.view(group.size(), -1)
-    rows[group.rank()].copy_(piece)
-    lent = rows.unbind()
-    works = [
-        dist.broadcast(row, group_src=rank, group=group, async_op=True)
-        for rank, row in enumerate(lent)
-    ]
-    return Pending(works, output, lent=lent)  # type: ignore[arg-type]
+    lent, rank = output.view(group.size(), -1).unbind(), group.rank()
+    lent[rank].copy_(piece)
+    behind = _ranks_behind(group)
+    works = _exchanged(
+        {one: lent[one] for one in behind[::-1]}, dict.fromkeys(behind, lent[rank]), group
+    )
+    return Pending(works, output, lent=lent)
 
 
 def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pending:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,17 +10,16 @@ from numpy.typing import NDArray
 from shardwright.core.completion import asked_ahead, completions
 from shardwright.core.program import Kind, Message, Primitive, Program
 from shardwright.core.strategy import crews_of, sorts_of_devices
-from shardwright.core.swap import is_swapped
 from shardwright.planner.simulate.columns import Bytes, Floats
 
-NOTHING = (0, 0, 0, 0, 0)
+NOTHING = (0, 0, 0, 0)
 
 
 def _traits(messages: Sequence[Message]) -> NDArray[np.int64]:
     """Return what of messages memory depends on, in columns of one entry each.
 
     They are: bytes copied out on arrival, whether it splits its only source without packing it, bytes
-    of a reduce-scatter, whether that is of gradients, bytes of an all-reduce that two ranks may swap.
+    of a reduce-scatter, whether that is of gradients.
     """
     rows = [_READ.get(message.primitive, _nothing)(message) for message in messages]
     return np.array(rows, dtype=np.int64).reshape(-1, len(NOTHING)).T
@@ -32,29 +30,21 @@ def _nothing(_: Message) -> tuple[int, ...]:
 
 
 def _gathered(message: Message) -> tuple[int, ...]:
-    return (message.bytes, 0, 0, 0, 0) if message.is_unpacked else NOTHING
+    return (message.bytes, 0, 0, 0) if message.is_unpacked else NOTHING
 
 
 def _exchanged(message: Message) -> tuple[int, ...]:
-    return message.bytes if message.is_unpacked else 0, not message.is_packed, 0, 0, 0
+    return message.bytes if message.is_unpacked else 0, not message.is_packed, 0, 0
 
 
 def _scattered(message: Message) -> tuple[int, ...]:
-    return 0, not message.is_packed, message.bytes, message.scatters_gradients, 0
-
-
-def _reduced(message: Message) -> tuple[int, ...]:
-    """Where sums are wider than what travels they are made afterwards, and until then their room is enough
-    to swap them."""
-    swaps = not message.dtype and is_swapped(2, message.bytes)
-    return (0, 0, 0, 0, message.bytes) if swaps else NOTHING
+    return 0, not message.is_packed, message.bytes, message.scatters_gradients
 
 
 _READ: dict[Primitive, Callable[[Message], tuple[int, ...]]] = {
     "all_gather": _gathered,
     "all_to_all": _exchanged,
     "reduce_scatter": _scattered,
-    "all_reduce": _reduced,
 }
 
 
@@ -70,10 +60,10 @@ def memory_over_time(
     Bytes come and go in the order in which a device's host runs its instructions, which is index
     order: ``allocated`` and ``temporary`` appear as it comes to an instruction, ``freed`` goes as
     it is done with it. The ``temporary`` of what computes goes then too; that of a message, with
-    ``scatter_copies`` times the payload of a reduce-scatter or of an all-reduce that is swapped,
-    stays until the message is completed (``core.completion``), and so does what a message frees that
-    is sent from where it lies. What is copied out of a buffer is there twice for that moment. The
-    clock only says when that is; the first row is the base at time 0.
+    ``scatter_copies`` times the payload of a reduce-scatter, stays until the message is completed
+    (``core.completion``), and so does what a message frees that is sent from where it lies. What is
+    copied out of a buffer is there twice for that moment. The clock only says when that is; the
+    first row is the base at time 0.
     """
     # Late, because importing Numba takes long.
     from shardwright.planner.simulate.host import device_rows
@@ -99,13 +89,7 @@ def memory_over_time(
 def touched(program: Program, scatter_copies: float) -> Bytes:
     """Return the columns that memory depends on, of one type each: Numba compiles once for each."""
     local = program.computes
-    unpacked, in_place, scattered, scatters, swapped = _traits(program.messages)
-    if scatter_copies:
-        for item in np.flatnonzero(swapped).tolist():
-            message = program.messages[item]
-            sizes = program.meshes[message.mesh].sizes
-            if math.prod([sizes[axis] for axis in message.axes]) == 2:
-                scattered[item] = swapped[item]
+    unpacked, in_place, scattered, scatters = _traits(program.messages)
     # A Program made for its times alone lists no messages.
     messages = np.flatnonzero((program.kind == Kind.MESSAGE) & bool(program.messages))
     items = program.item[messages]
