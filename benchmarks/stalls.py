@@ -219,15 +219,16 @@ def unseen() -> list[Case]:
 
 
 def apart(case: Case) -> tuple[float, float]:
-    """Return what an item's sleep and its work take by themselves, falling asleep, waking up late and collating included."""
+    """Return what an item's sleep and its work take by themselves, sleeping late and collating included."""
     items, late = case.items(), 0.0
     items.remember()
     for index in range(40):
-        begin = time.perf_counter()
+        begin, work = time.perf_counter(), time.thread_time()
         time.sleep(items.fetch * case.spreads[0](index))
-        late += time.perf_counter() - begin - items.fetch * case.spreads[0](index)
+        late += time.perf_counter() - begin - (time.thread_time() - work)
+        late -= items.fetch * case.spreads[0](index)
     factors = [case.spreads[0](index) for index in range(400)]
-    drawn = iter(DataLoader(case.items(fetches=False), batch_size=case.batch))
+    drawn = iter(DataLoader(items, batch_size=case.batch))
     next(drawn)
     begin = time.thread_time()
     got = sum(1 for _ in islice(drawn, max(3, 80 // case.batch)))

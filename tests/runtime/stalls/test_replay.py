@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from shardwright.runtime.stalls.account import accounting
 from shardwright.runtime.stalls.replay import LockWatch, Replayed
 from shardwright.runtime.stalls.source import Source
 
@@ -38,7 +37,7 @@ def apart(samples):
 def test_batches_take_what_was_noted_and_are_collated_as_the_users(data):
     source = Source(DataLoader(data, batch_size=4, collate_fn=apart))
     source.pick(3)
-    given, noted = source.recorded(0.0)
+    given, noted = source.recorded()
     assert [len(batch) for batch in given] == [4, 4, 4]
     assert noted is not None
     for spent, indices in zip(noted.spent, (range(4), range(4, 8), range(8, 12)), strict=True):
@@ -52,29 +51,10 @@ def test_batches_take_what_was_noted_and_are_collated_as_the_users(data):
 def test_samples_without_batches_are_replayed_as_such():
     source = Source(DataLoader(Items(), batch_size=None))
     source.pick(3)
-    given, noted = source.recorded(0.0)
+    given, noted = source.recorded()
     assert len(list(given)) == 3
     assert noted is not None
     assert [one["label"] for one in source.replayed(noted, 2, keeps_lock=True)] == [0, 0]
-
-
-class Fetched(Items):
-    def __getitem__(self, index):
-        time.sleep(1e-4)
-        return super().__getitem__(index)
-
-
-def test_what_waiting_takes_of_processors_is_no_preparation():
-    """Here 10 ms a wait, of which a batch has four."""
-    source = Source(DataLoader(Fetched(), batch_size=4, collate_fn=apart))
-    source.pick(3)
-    given, noted = source.recorded(0.01)
-    with accounting(0.01) as account:
-        assert len(list(given)) == 3
-    assert account.waits >= 12
-    assert account.work < 0
-    assert noted is not None
-    assert noted.spent == [0, 0, 0]
 
 
 @pytest.mark.parametrize("keeps_lock", [True, False])

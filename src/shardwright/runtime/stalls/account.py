@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-_SLEEPS, _MOST_SLEEP = 16, 0.01
-
 
 @dataclass(slots=True)
 class Account:
-    """Seconds of a stretch of work, without those in which other processes had the core, and those of processors;
-    how often it was waited."""
+    """Seconds of a stretch of work, without those in which other processes had the core, and those of processors."""
 
     own: float = 0.0
     work: float = 0.0
-    waits: float = 0
 
     @property
     def blocked(self) -> float:
@@ -31,42 +24,18 @@ class Account:
 
 
 @contextlib.contextmanager
-def accounting(wait: float = 0.0) -> Iterator[Account]:
-    """Measure what is done inside, by this process and those that it started; what this thread waits for takes so
-    many seconds of processors each time, which are no work."""
+def accounting() -> Iterator[Account]:
+    """Measure what is done inside, by this process and those that it started."""
     account = Account()
-    wall, waits, work, waited = time.perf_counter(), _waits(), _work(wait), delay()
+    wall, work, waited = time.perf_counter(), _work(), delay()
     yield account
     account.own = time.perf_counter() - wall - (delay() - waited)
-    account.work = _work(wait) - work
-    account.waits = _waits() - waits
+    account.work = _work() - work
 
 
-def worked(wait: float) -> float:
-    """Return the seconds of processors that this process has used, but for waiting."""
-    return time.process_time() - wait * _waits()
-
-
-def cost_of_waiting(seconds: float) -> float:
-    """Return what to wait so long takes of processors: to fall asleep and wake up, what threads that have nothing to do
-    with it do meanwhile, and what comes next takes longer with cold caches."""
-    spent: list[float] = []
-    for pause in (0.0, min(seconds, _MOST_SLEEP)):
-        begin = time.process_time()
-        for _ in range(_SLEEPS):
-            time.sleep(pause)
-            torch.tensor([0.0])
-        spent.append(time.process_time() - begin)
-    return max(0.0, spent[1] - spent[0]) / _SLEEPS
-
-
-def _waits() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-
-
-def _work(wait: float) -> float:
-    """Return the seconds of processors that this process and its living descendants have used, but for waiting."""
-    return worked(wait) + sum(map(_used, _descendants(os.getpid())))
+def _work() -> float:
+    """Return the seconds of processors that this process and its living descendants have used."""
+    return time.process_time() + sum(map(_used, _descendants(os.getpid())))
 
 
 def _descendants(process: int) -> Iterator[int]:

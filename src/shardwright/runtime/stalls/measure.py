@@ -22,7 +22,7 @@ from shardwright.core.stalls import ALIKE, LEAST_BATCHES, DataFiles, InputRates,
 from shardwright.errors import InputError
 from shardwright.runtime.agreement import gathered
 from shardwright.runtime.stalls import pages
-from shardwright.runtime.stalls.account import Account, accounting, cost_of_waiting
+from shardwright.runtime.stalls.account import Account, accounting
 from shardwright.runtime.stalls.copies import saved_by_pinning, wait_for_device
 from shardwright.runtime.stalls.replay import LockWatch, Recorded, RecordedStream, rebuilt
 from shardwright.runtime.stalls.source import Loader, Source, kept
@@ -79,9 +79,6 @@ class Analysis:
         self.apart = 1.0  # longest over shortest turn of steps
         self.noted: Recorded | RecordedStream | None = None
         self.keeps_lock = False
-        self.wait = (
-            0.0  # what one of the loader's waits takes of processors: fetching's, not preparation's
-        )
 
     def run(self, seconds: float, batches: int | None) -> Stalls:
         """Measure all phases within about so many seconds."""
@@ -168,7 +165,6 @@ class Analysis:
                 self._drawn_here(self.count)
                 seen = pages.data_files(set(opened) | (pages.mapped() - before))
         self.keeps_lock = watch.keeps_lock
-        self.wait = cost_of_waiting(look.blocked / max(1.0, look.waits))
         self.files = self.files or seen
         if self.files:
             self._evict()
@@ -189,13 +185,12 @@ class Analysis:
         """Return the seconds of one of so many batches drawn without workers, the first left out."""
         given = self.source.some(workers=0)
         if record:
-            given, self.noted = self.source.recorded(self.wait)
+            given, self.noted = self.source.recorded()
         drawn = iter(given)
         next(drawn, None)
-        with accounting(self.wait) as account:
+        with accounting() as account:
             got = max(1, sum(1 for _ in islice(drawn, batches - 1)))
-        own, work = account.own * self.source.lanes, max(0.0, account.work)
-        return Account(own / got, work / got, account.waits / got)
+        return Account(own=account.own * self.source.lanes / got, work=account.work / got)
 
     def _alone(self, times: _Phases) -> None:
         """Time the loader with its workers and nobody who computes; one without workers or files was timed before."""

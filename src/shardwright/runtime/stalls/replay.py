@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from shardwright.runtime.stalls.account import delay, worked
+from shardwright.runtime.stalls.account import delay
 
 # Some 20 us of work without Python's lock.
 _BLOCK = bytes(1 << 16)
@@ -41,16 +41,15 @@ def rebuilt(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> An
 
 
 class _Notes:
-    """What was noted of batches, and the samples of the first; a wait takes processors ``wait`` seconds."""
+    """What was noted of batches, and the samples of the first."""
 
-    def __init__(self, wait: float) -> None:
-        self.wait = wait
+    def __init__(self) -> None:
         self.spent: list[float] = []
         self.samples: Any = None
 
     def note(self, seconds: float, samples: Any) -> None:
         """Keep what one batch took."""
-        self.spent.append(max(0.0, seconds))
+        self.spent.append(seconds)
         if self.samples is None:
             self.samples = rebuilt(samples, lambda tensor: tensor)
 
@@ -62,39 +61,39 @@ class _Notes:
 class Recorded(_Notes):
     """A data set with indices that notes what each batch takes of processors."""
 
-    def __init__(self, dataset: Any, wait: float = 0.0) -> None:
-        super().__init__(wait)
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
         self.dataset = dataset
 
     def __getitem__(self, index: Any) -> Any:
-        begin = worked(self.wait)
+        begin = time.process_time()
         sample = self.dataset[index]
-        self.note(worked(self.wait) - begin, sample)
+        self.note(time.process_time() - begin, sample)
         return sample
 
     def __getitems__(self, indices: list[Any]) -> Any:
-        begin, several = worked(self.wait), getattr(self.dataset, "__getitems__", None)
+        begin, several = time.process_time(), getattr(self.dataset, "__getitems__", None)
         samples = several(indices) if several else [self.dataset[index] for index in indices]
-        self.note(worked(self.wait) - begin, samples)
+        self.note(time.process_time() - begin, samples)
         return samples
 
 
 class RecordedStream(IterableDataset[Any], _Notes):
     """The same of a data set without indices, whose samples make batches of ``size``, or are batches (0)."""
 
-    def __init__(self, dataset: Any, size: int, wait: float = 0.0) -> None:
-        super().__init__(wait)
+    def __init__(self, dataset: Any, size: int) -> None:
+        super().__init__()
         self.dataset, self.size = dataset, size
 
     def __iter__(self) -> Iterator[Any]:
         drawn, samples, taken = iter(self.dataset), list[Any](), 0.0
         while True:
-            begin = worked(self.wait)
+            begin = time.process_time()
             try:
                 samples.append(next(drawn))
             except StopIteration:
                 return
-            taken, sample = taken + worked(self.wait) - begin, samples[-1]
+            taken, sample = taken + time.process_time() - begin, samples[-1]
             if len(samples) >= self.size:
                 self.note(taken, samples if self.size else sample)
                 samples, taken = [], 0.0

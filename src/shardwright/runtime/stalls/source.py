@@ -118,18 +118,13 @@ class Source:
             return self.whole()
         return self._loader(given.dataset, given.num_workers if workers is None else workers)
 
-    def recorded(self, wait: float) -> tuple[Iterable[Any], Recorded | RecordedStream | None]:
-        """Return the picked batches drawn in this process, and what notes their costs, if anything can; a wait takes
-        processors so many seconds."""
+    def recorded(self) -> tuple[Iterable[Any], Recorded | RecordedStream | None]:
+        """Return the picked batches drawn in this process, and what notes their costs, if anything can."""
         given = self._torch
         if given is None:
             return self.whole(), None
         size = given.batch_size or 0
-        noted = (
-            Recorded(given.dataset, wait)
-            if self.can_pick
-            else RecordedStream(given.dataset, size, wait)
-        )
+        noted = Recorded(given.dataset) if self.can_pick else RecordedStream(given.dataset, size)
         return self._loader(noted, 0), noted
 
     def replayed(
