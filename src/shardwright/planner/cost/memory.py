@@ -288,8 +288,8 @@ def _forward_peak(
 
 def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
     """Return what a kernel needs besides its results: exponentials before they are added up, so
-    many at once, of scores that were widened to float32 first, two numbers for each row, and sums
-    that are rounded (``runtime/capture/vocabulary.py``).
+    many at once, of scores that were widened to float32 first, a number for each row and each sum
+    (``runtime/capture/vocabulary.py``).
 
     Where a vocabulary is split, ``loss_parallel`` has scores less their greatest beside the
     log-probabilities that it makes of them, and so had Megatron-LM beside the scores.
@@ -307,6 +307,5 @@ def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
     scores, sums = values[call.operands[0]], values[call.results[0]]
     wide = max(4, DTYPE_BYTES[scores.dtype])
     count = min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
-    rows, copied = math.prod(scores.shape) // scores.shape[-1], DTYPE_BYTES[scores.dtype] < wide
-    numbers = 2 * rows + copied * math.prod(sums.shape)
-    return wide * ((1 + copied) * count + numbers)
+    copies = 1 if DTYPE_BYTES[scores.dtype] == wide else 2
+    return wide * (copies * count + count * (sums.shape[-1] + 1) // scores.shape[-1])

@@ -34,9 +34,8 @@ def block_width(classes: int) -> int:
 def vocabulary_logsumexp(input: Tensor, width: int) -> Tensor:
     """Return log sum exp of scores ``.. c`` over every ``width`` classes: ``.. c/width``.
 
-    The row's is read off its greatest share, and the blocks' shares of it are added up by a product: the kernel
-    of softmax takes half the time of subtracting and ``exp`` on a CPU, a product half that of reductions over
-    short rows. A block whose classes are all but impossible beside others may be -inf.
+    Shares of the row's whole sum are added up by a product: reductions over short rows take twice the
+    time. A block whose classes are all but impossible beside others may be -inf.
     No gradient flows through it: all of it is in ``vocabulary_cross_entropy_sum``.
     """
     scores = input.detach()
@@ -44,22 +43,32 @@ def vocabulary_logsumexp(input: Tensor, width: int) -> Tensor:
     if scores.is_meta:
         return scores.new_empty(shape)
     rows, wide = scores.reshape(-1, scores.shape[-1]), _wide(scores.dtype)
-    step = _rows_per_step(scores)
-    shares = rows.new_empty((min(step, len(rows)), rows.shape[1]), dtype=wide)
-    greatest, share = rows.new_empty((2, len(rows), 1), dtype=wide).unbind()
-    sums = rows.new_empty((len(rows), shape[-1]), dtype=wide)
+    result = rows.new_empty((rows.shape[0], shape[-1]))
     ones = rows.new_ones(width, dtype=wide)
-    for start in range(0, len(rows), step):
-        some = slice(start, start + step)
-        part = rows[some].to(wide)
-        mine = torch.softmax(part, -1, out=shares[: len(part)])
-        torch.amax(part, -1, keepdim=True, out=greatest[some])
-        torch.amax(mine, -1, keepdim=True, out=share[some])
-        torch.mv(mine.view(-1, width), ones, out=sums[some].view(-1))
-    del shares, part, mine
+    step = _rows_per_step(scores)
+    for start in range(0, rows.shape[0], step):
+        shares, total = _shares(rows[start : start + step].to(wide))
+        sums = shares.view(-1, width) @ ones
+        result[start : start + step] = sums.view(len(total), -1).log_().add_(total)
+        del shares  # before the next rows have theirs
+    return result.view(shape)
+
+
+def _shares(scores: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the softmax of rows, 0 where a row is impossible throughout, and log sum exp of each row,
+    ``n 1``.
+
+    The sum is read off the greatest share: the kernel of softmax takes half the time of subtracting and
+    ``exp`` on a CPU, and does not tell it.
+    """
+    shares = torch.softmax(scores, -1, out=out)
+    greatest = scores.amax(-1, keepdim=True)
+    total = greatest - shares.amax(-1, keepdim=True).log_()
     is_infinite = greatest.isinf()
-    total = torch.where(is_infinite, greatest, greatest - share.log_())
-    return sums.masked_fill_(is_infinite, 0).log_().add_(total).to(scores.dtype).view(shape)
+    if scores.device.type != "cpu" or bool(is_infinite.any()):  # a GPU is not waited for
+        total = torch.where(is_infinite, greatest, total)
+        shares.masked_fill_(is_infinite, 0)
+    return shares, total
 
 
 def vocabulary_cross_entropy_sum(
@@ -113,10 +122,6 @@ class _VocabularyLoss(torch.autograd.Function):
         ignored, smoothing, classes, offset = ctx.settings
         x, wide = scores.reshape(-1, scores.shape[-1]), _wide(scores.dtype)
         z = _total(blocks, wide).unsqueeze(-1)
-        width = classes // blocks.shape[-1]
-        total = _total(blocks.narrow(-1, offset // width, x.shape[1] // width), wide).unsqueeze(-1)
-        is_impossible = total.isinf()
-        factor = (total - z).exp_()  # this piece's share of all exponentials
         labels = target.reshape(-1)
         counted = labels != ignored
         chosen, place = _share(labels, x.shape[1], ignored, offset)
@@ -125,18 +130,15 @@ class _VocabularyLoss(torch.autograd.Function):
         if weight is not None:
             own = own * weight[torch.where(counted, labels, 0)].to(wide)
             spread = spread * (weight.to(wide).sum() / classes)
-        factor *= (own + spread).unsqueeze(1)
+        share = (own + spread).unsqueeze(1)
         own = torch.where(chosen, own, 0).unsqueeze(1)
         result = torch.empty_like(x)
         step = _rows_per_step(x)
-        masks = x.device.type != "cpu" or bool(is_impossible.any())  # a GPU is not waited for
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
             into = result[rows] if wide == x.dtype else None
-            part = torch.softmax(x[rows].to(wide), -1, out=into)
-            if masks:
-                part.masked_fill_(is_impossible[rows], 0)
-            part.mul_(factor[rows])
+            part, total = _shares(x[rows].to(wide), into)
+            part.mul_((total - z[rows]).exp_().mul_(share[rows]))
             part.scatter_add_(1, place[rows].unsqueeze(1), -own[rows])
             if smoothing:
                 flat = counted[rows].unsqueeze(1) * gradient.to(wide) * (smoothing / classes)
