@@ -52,9 +52,6 @@ def test_the_readme_example_prints_what_stands_below_it(monkeypatch, capsys):
     assert capsys.readouterr().out == output
 
 
-@pytest.mark.skipif(
-    "SHARDWRIGHT_LAWS" not in os.environ, reason="64 devices are planned for, in `make laws`"
-)
 @pytest.mark.torch
 def test_the_readme_table_is_what_its_command_prints(monkeypatch, tmp_path):
     words, table = make.readme_table(make.README.read_text())
