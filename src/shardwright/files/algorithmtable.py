@@ -3,7 +3,6 @@ of a layer. Times are seconds or what the column's ending says (``seconds_us``, 
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from shardwright.core.algorithms import Algorithm, AlgorithmTable, LayerAlgorithms
 from shardwright.errors import InputError
-from shardwright.files.limits import read_text
+from shardwright.files.limits import read_text, table_rows
 
 LARGEST_FILE, MOST_ROWS = 4 * 2**20, 50_000
 LONGEST_SECONDS, MOST_BYTES, MOST_SAMPLES = 1e9, 2**53, 2**31
@@ -33,10 +32,7 @@ def parse_algorithms(text: str, name: str = "table") -> tuple[AlgorithmTable, ..
             f"a table of algorithms has at most {MOST_ROWS:,} rows, but {name} has {len(lines):,}; leave "
             "out algorithms that others beat"
         )
-    try:
-        rows = list(csv.reader(lines, strict=True))
-    except csv.Error as error:
-        raise InputError(f"{name} is no table ({error}); write {_EXAMPLE}") from None
+    rows = table_rows(lines, name, f"write {_EXAMPLE}")
     columns, unit = _columns([cell.strip().lower() for cell in rows[0]] if rows else [], name)
     batches: dict[int, dict[str, dict[str, Algorithm]]] = {}
     for number, cells in enumerate(rows[1:], 2):

@@ -9,7 +9,6 @@ layer, whose time each of them repeats.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from shardwright.core.layertrace import LayerTrace, TracedLayer
 from shardwright.errors import InputError
-from shardwright.files.limits import read_text
+from shardwright.files.limits import read_text, table_rows
 
 LARGEST_FILE, MOST_LAYERS = 4 * 2**20, 20_000
 _UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
@@ -67,10 +66,7 @@ def _rows(text: str, name: str) -> list[list[str]]:
         raise InputError(
             f"a trace has at most {MOST_LAYERS:,} rows, but {name} has {len(lines):,}; merge layers"
         )
-    try:
-        return list(csv.reader(lines, delimiter="\t" if "\t" in text else ",", strict=True))
-    except csv.Error as error:
-        raise InputError(f"{name} is no table ({error}); write {_EXAMPLE}") from None
+    return table_rows(lines, name, f"write {_EXAMPLE}", "\t" if "\t" in text else ",")
 
 
 def _columns(header: Sequence[str], name: str) -> dict[str, tuple[int, float]]:

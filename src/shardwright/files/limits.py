@@ -5,9 +5,11 @@ What a limit lets through is parsed in about a second, whatever it holds.
 
 from __future__ import annotations
 
+import csv
 import re
 import tomllib
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,17 @@ def read_text(path: str | Path, most: int, what: str, remedy: str) -> str:
         raise InputError(
             f"{what} is text in UTF-8, but {path} is not (byte {error.start}); {remedy}"
         ) from None
+
+
+def table_rows(
+    lines: Iterable[str], name: object, remedy: str, delimiter: str = ","
+) -> list[list[str]]:
+    """Return the rows of a table, also empty ones. Raises InputError for quotes that are not closed and cells that are
+    too long."""
+    try:
+        return list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{name} is no table ({error}); {remedy}") from None
 
 
 def check_entries(data: bytes, what: str) -> None:

@@ -3,13 +3,12 @@ seconds of messages by bytes, a table ``bytes,seconds``."""
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from pathlib import Path
 
 from shardwright.errors import InputError
-from shardwright.files.limits import read_text
+from shardwright.files.limits import read_text, table_rows
 from shardwright.files.units import read_quantity
 
 LARGEST_FILE, MOST_POINTS = 2**20, 10_000
@@ -45,7 +44,8 @@ def read_network(text: str) -> tuple[float, float, float]:
 def read_points(path: str | Path) -> Points:
     """Read measured (bytes, seconds) of messages, ascending in bytes. Raises InputError."""
     text = read_text(path, LARGEST_FILE, "a table of messages", _ACCEPTED)
-    rows = _rows(text, path)
+    lines = text.splitlines()[: MOST_POINTS + 2]
+    rows = [row for row in table_rows(lines, path, _ACCEPTED) if row]
     if not rows or [cell.strip().lower() for cell in rows[0][:2]] != ["bytes", "seconds"]:
         raise InputError(f"{path} must begin with bytes,seconds; {_ACCEPTED}")
     points: dict[float, float] = {}
@@ -63,13 +63,6 @@ def read_points(path: str | Path) -> Points:
             "measure some sizes"
         )
     return tuple(sorted(points.items()))
-
-
-def _rows(text: str, path: str | Path) -> list[list[str]]:
-    try:
-        return [row for row in csv.reader(text.splitlines()[: MOST_POINTS + 2], strict=True) if row]
-    except csv.Error as error:
-        raise InputError(f"{path} is no table ({error}); {_ACCEPTED}") from None
 
 
 def _point(row: list[str]) -> tuple[float, float]:

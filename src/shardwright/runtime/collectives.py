@@ -144,16 +144,12 @@ def _real(tensor: Tensor) -> Tensor:
 def _rows_exchanged(output: Tensor, pieces: Tensor, group: ProcessGroup) -> list[Work]:
     """Start an exchange of equal pieces of flat tensors: the r-th goes to rank r, whose own becomes the r-th.
     A rank's own piece stays."""
-    ranks, behind = group.size(), _ranks_behind(group)
+    ranks, rank = group.size(), group.rank()
     come, go = output.view(ranks, -1).unbind(), pieces.view(ranks, -1).unbind()
+    # Each begins with the rank behind it: not all with one.
+    behind = [(rank + step) % ranks for step in range(1, ranks)]
     sources = {other: come[other] for other in behind[::-1]}
     return _exchanged(sources, {other: go[other] for other in behind}, group)
-
-
-def _ranks_behind(group: ProcessGroup) -> list[int]:
-    """Return the others, each rank's in an order of its own: not all begin with one."""
-    ranks, rank = group.size(), group.rank()
-    return [(rank + step) % ranks for step in range(1, ranks)]
 
 
 def _store(buffer: Tensor, value: Tensor) -> None:
@@ -165,13 +161,11 @@ def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:
     if not is_gloo(group):
         work = dist.all_gather_single(output, piece, group=group, async_op=True)
         return Pending((work,), output)  # type: ignore[arg-type]
-    lent, rank = output.view(group.size(), -1).unbind(), group.rank()
-    lent[rank].copy_(piece)
-    behind = _ranks_behind(group)
-    works = _exchanged(
-        {one: lent[one] for one in behind[::-1]}, dict.fromkeys(behind, lent[rank]), group
-    )
-    return Pending(works, output, lent=lent)
+    lent, ranks = output.detach(), group.size()
+    own = lent.view(ranks, -1)[group.rank()]
+    own.copy_(piece)
+    works = _rows_exchanged(lent, own.expand(ranks, -1), group)
+    return Pending(works, output, lent=(lent,))
 
 
 def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pending:

@@ -41,12 +41,14 @@ def taken_from(extra: dict[str, Any], directory: Path) -> Place | None:
     table = extra.pop(KEY)
     names = {field.name for field in fields(Place)}
     is_place = isinstance(table, dict) and {"of"} <= table.keys() <= names
-    if wrong := _wrong(Place(**table)) if is_place else "it has other fields":
+    place = Place(**table) if is_place else None
+    wrong = "it has other fields" if place is None else _wrong(place)
+    if wrong:
         raise CheckpointError(
             f"a checkpoint says where its loader stood, but {directory} not as this version does ({wrong}); load it "
             "with the version that wrote it, or load an earlier one"
         )
-    return Place(**table)
+    return place
 
 
 def _wrong(place: Place) -> str:
