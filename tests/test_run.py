@@ -214,7 +214,8 @@ def test_a_killed_rank_ends_the_run_with_its_name(planned: Path) -> None:
     def kill() -> None:
         assert wait_until((planned / "ck" / "latest").exists, 120)
         killed.append(time.monotonic())
-        os.kill(youngest_descendant(os.getpid()), signal.SIGKILL)
+        last = max(trained(os.getpid()), key=started)
+        os.kill(last, signal.SIGKILL)
 
     done = beside(kill, *words, "-n", "1000000", "--checkpoint-every", "20", folder=planned)
     assert time.monotonic() - killed[0] < 30
@@ -292,9 +293,9 @@ def trained(pid: int) -> list[int]:
     return found
 
 
-def youngest_descendant(pid: int) -> int:
-    """Return the process started last among the children of children: the last rank."""
-    return max(descendants(pid))
+def started(pid: int) -> int:
+    """Return when a process began, in ticks since boot: numbers of processes begin anew at 32,768."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def descendants(pid: int) -> list[int]:
