@@ -25,6 +25,8 @@ from shardwright.runtime.stopped import is_stopped
 Progress = Callable[[int, int], None]
 Stop = Callable[[], bool]
 _POLL_SECONDS = 0.05
+# Starting Python takes so long at most; beside much other work measuring takes so many times its budget.
+_START_SECONDS, _SLOWER = 60.0, 10.0
 # A worker depends on its parent before it imports torch, which takes seconds. Ctrl-C reaches every process
 # of a terminal: what it means is the parent's to say.
 _ENTRY = """
@@ -79,6 +81,11 @@ def run_workers(
                 for stream in (process.stdin, process.stderr):
                     if stream is not None:
                         stream.close()
+
+
+def patience(budget_seconds: float) -> float:
+    """Return after how many seconds workers that should have measured for so long are not waited for."""
+    return _START_SECONDS + _SLOWER * budget_seconds
 
 
 def _start(directory: Path, rank: int) -> subprocess.Popen[bytes]:
@@ -144,7 +151,7 @@ def _remedy_for(processes: Sequence[subprocess.Popen[bytes]]) -> str:
                 f"measuring process {rank} (process {process.pid}) was stopped, as SIGSTOP does: run the command "
                 "again, and let it go on"
             )
-    return "end other programs on this machine or raise the budget"
+    return "end other programs on this machine, and run the command again"
 
 
 def _check(codes: Sequence[int | None], directory: Path) -> None:

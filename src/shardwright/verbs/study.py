@@ -36,6 +36,7 @@ from shardwright.verbs.compression import notes_of
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import fitted_costs
 from shardwright.verbs.narrate import spread_of
+from shardwright.verbs.neighbours import Neighbours
 from shardwright.verbs.orders import read_lines
 from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import MCMC_SECONDS, Request, Watch
@@ -80,7 +81,7 @@ def study(
     graph = captured.graph
     size = batch_size(graph, find_samples(graph))
     machine = with_loader(machine, request.loader, size, watch)
-    measures = is_local and request.measure != "never"
+    measures, neighbours = is_local and request.measure != "never", Neighbours()
     num_links, share = 0, 1.0
     if measures:
         (machine, num_links), share = _with_links(machine, watch), 0.5
@@ -98,7 +99,8 @@ def study(
         request=request,
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver, bench)
-    notes = () if num_shards else _pace_notes(question, captured, frontier, watch, bench)
+    seen = neighbours if num_links + num_shards else None
+    notes = _pace_notes(question, captured, frontier, watch, bench, seen)
     entry = _entry(question, solver)
     if entry is not None and solver.last is not None:
         frontier, more = _after_trials(entry, question, captured, watch, solver)
@@ -133,9 +135,17 @@ def _origin(question: Question, costs: CostTable) -> Origin:
 
 
 def _pace_notes(
-    question: Question, captured: Captured, frontier: Frontier, watch: Watch, bench: Bench | None
+    question: Question,
+    captured: Captured,
+    frontier: Frontier,
+    watch: Watch,
+    bench: Bench | None,
+    neighbours: Neighbours | None,
 ) -> tuple[str, ...]:
-    """Say whether what is measured is slower or faster than its records, where all were known."""
+    """Say what disturbed measuring or, where nothing was measured, whether the machine is slower or faster
+    than its records."""
+    if neighbours:
+        return () if bench else neighbours.notes
     if not (bench or question.is_local) or question.request.measure == "never" or watch.stop():
         return ()
     from shardwright.verbs.pace import pace_of

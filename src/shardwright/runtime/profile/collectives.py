@@ -45,11 +45,10 @@ from shardwright.runtime.profile.beneath import (
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads, time_starts
-from shardwright.runtime.workers import Progress, Stop, run_workers
+from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
-START_SECONDS = 60.0
 OVERHEAD_SHARE = 0.1  # of the budget at most, for each of what running a rank costs besides
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 _ROUNDS = 3
@@ -130,7 +129,7 @@ def measure_collectives(
     results = run_workers(
         "shardwright.runtime.profile.collectives:work",
         [job] * len(devices),
-        timeout_seconds=3 * budget_seconds + START_SECONDS,
+        timeout_seconds=patience(budget_seconds),
         progress=progress,
         stop=stop,
     )

@@ -31,7 +31,7 @@ from shardwright.runtime.profile.passes import (
     time_in_passes,
 )
 from shardwright.runtime.profile.shards import Request, Shard, make_shard
-from shardwright.runtime.workers import Progress, Stop, run_workers
+from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
@@ -42,7 +42,6 @@ MAX_COPIES = 8
 # So much of what was made last is kept alive: more than caches hold.
 KEPT_BYTES = 192 * 2**20
 MAX_KEPT = 64
-START_SECONDS = 60.0
 # A GPU's queue holds some 1,000 kernels, of which an operator starts a few.
 MOST_QUEUED = 64
 CYCLES = 2e9  # a second, at most: slower clocks wait longer
@@ -97,7 +96,7 @@ def measure_operators(
     results = run_workers(
         "shardwright.runtime.profile.operators:work",
         [job] * max(setting.concurrency, 1),
-        timeout_seconds=2 * budget_seconds + START_SECONDS,
+        timeout_seconds=patience(budget_seconds),
         progress=progress,
         stop=stop,
     )
