@@ -28,6 +28,13 @@ def far_names(seed: Seed, on: Cluster) -> set[str]:
     ("seed", "hosts", "each", "names"),
     [
         (Seed(data=2, tensor=2), 4, 1, {"link:0:data", "link:0:tensor"}),
+        # What devices cut out of their own copy along an axis between hosts is computed, not sent.
+        (
+            Seed(data=2, tensor=2, sequence=True),
+            4,
+            1,
+            {"link:0:data", "link:0:tensor", "link:0:data.tensor"},
+        ),
         (Seed(data=2, tensor=2), 2, 2, set()),  # the second axis stays within hosts
         (Seed(data=2, tensor=2), 1, 4, set()),
         (Seed(data=4), 4, 1, set()),

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.program import Kind, Message, Program
+from shardwright.core.program import Kind, Message, Program, ResourceClass
 from shardwright.core.strategy import Mesh
 
 
@@ -30,8 +30,12 @@ def far_resources(program: Program, cluster: Cluster) -> NDArray[np.bool_] | Non
 
 
 def _one_of_each(program: Program) -> list[tuple[int, Message]]:
-    """Return every resource that sends, with a message of it: all go the same way."""
-    sent = np.flatnonzero((program.kind == Kind.MESSAGE) | (program.kind == Kind.SEND))
+    """Return every resource that sends, with a message of it: all go the same way. What is sliced or copied is
+    a message, too, but a computation of its devices."""
+    is_sent = (program.kind == Kind.MESSAGE) | (program.kind == Kind.SEND)
+    sent = np.flatnonzero(
+        is_sent & (program.resource_class[program.resource] == ResourceClass.LINK)
+    )
     resources, first = np.unique(program.resource[sent], return_index=True)
     items: list[int] = program.item[sent[first]].tolist()
     return list(zip(resources.tolist(), map(program.messages.__getitem__, items), strict=True))
