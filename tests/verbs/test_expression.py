@@ -141,6 +141,26 @@ def test_megatrons_pipelines_interleave_where_their_chunks_are_not_said() -> Non
         assert (note in found.assumed) == ("vpp" not in cells)
 
 
+def test_fine_tuning_looks_within_the_samples_that_are_packed() -> None:
+    whole = said(framework="NeMo", seq=4096)
+    for task in ("SFT", "lora"):
+        packed = said(framework="NeMo", seq=4096, task=task)
+        assert packed.decoder.seq == 256
+        assert packed.global_batch == 16 * whole.global_batch
+        counts = {one.seeds[0].num_microbatches for one in (packed, whole)}
+        assert len(counts) == 1
+        assert "packed samples of 256 tokens" in packed.assumed
+    others = (
+        {"framework": "torchtitan"},
+        {"task": "pretrain"},
+        {"micro_batch": None},
+        {"seq": 4000},
+    )
+    for cells in others:
+        found = said(**{"framework": "NeMo", "seq": 4096, "task": "sft", **cells})
+        assert found.decoder.seq == cells.get("seq", 4096)
+
+
 def test_frameworks_differ_in_what_they_keep() -> None:
     assert said().gathers_again
     assert not said(seq_parallel="no").gathers_again

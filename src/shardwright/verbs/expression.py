@@ -40,6 +40,9 @@ USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
 FINELY = ("nemo",)
 # Frameworks whose gradients of microbatches add up in the parameters' 16 bits unless asked otherwise.
 NARROW_SUMS = ("deepspeed", "nemo")
+# Fine-tuning, and whose is measured on what length of samples, packed to the sequence length: passages and questions
+# of some 200 tokens (SQuAD, as NVIDIA's pages of NeMo's performance say).
+FINE_TUNING, PACKING, PACKED_TOKENS = ("sft", "lora", "fine"), ("nemo",), 256
 # Words of precision and the planner's name, first come first served; "": what devices of the time had.
 PRECISIONS = (
     (r"(?s)^(?=.*(?:fp8|float8)).*(?:row|mx|block)", "fp8-row"),
@@ -122,7 +125,7 @@ class Expression:
 def express(run: PublishedRun) -> Expression:
     """Return a run as the planner says it. Raises Inexpressible."""
     assumed: list[str] = []
-    run = completed(run, assumed)
+    run = _unpacked(completed(run, assumed), assumed)
     precision = _precision(run, assumed)
     decoder = decoder_of(run, assumed)
     seeds, batch = _seeds(run, assumed)
@@ -160,6 +163,27 @@ def express(run: PublishedRun) -> Expression:
 def _names(run: PublishedRun, words: tuple[str, ...]) -> bool:
     """Whether a run's framework is one of some."""
     return mentions(run.framework.lower(), words)
+
+
+def _unpacked(run: PublishedRun, assumed: list[str]) -> PublishedRun:
+    """Return a run on packed samples as one on these samples: attention looks no further."""
+    count, left = divmod(run.seq, PACKED_TOKENS)
+    packs = mentions(run.task.lower(), FINE_TUNING) and _names(run, PACKING)
+    if (
+        not packs
+        or left
+        or (run.cp or 1) > 1
+        or run.global_batch is None
+        or run.micro_batch is None
+    ):
+        return run
+    assumed.append(f"packed samples of {PACKED_TOKENS} tokens")
+    return replace(
+        run,
+        seq=PACKED_TOKENS,
+        global_batch=run.global_batch * count,
+        micro_batch=run.micro_batch * count,
+    )
 
 
 def _is_early_megatron(run: PublishedRun) -> bool:
