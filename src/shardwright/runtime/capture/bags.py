@@ -6,6 +6,7 @@ samples; ``nn.EmbeddingBag`` makes it of indices ``b l``. Bags of any length sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,8 +49,7 @@ def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:
         return None
     if not _begins_rows(recorder, given["offsets"], *rows.meta.shape):
         return None
-    if given.get("padding_idx") not in (None, -1):
-        return None
+    padding = given.get("padding_idx")
     emit = recorder.emit
     found = emit(
         aten.embedding.default, given["weight"], rows, -1,
@@ -58,10 +58,26 @@ def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:
     if weights is not None:
         shares = emit(aten.reshape.default, weights, [*rows.meta.shape, 1])
         found = emit(aten.mul.Tensor, found, shares)
+    skips = padding is not None and padding >= 0
+    if skips:
+        skipped = emit(aten.eq.Scalar, rows, padding)
+        least = -math.inf if given["mode"] == MAX else 0.0
+        found = emit(
+            aten.masked_fill.Scalar, found, emit(aten.unsqueeze.default, skipped, -1), least
+        )
     if given["mode"] == MAX:  # of equal ones the first has the gradient; amax would share it out
-        return [emit(aten.max.dim, found, 1)[0]] * RESULTS
-    fold = aten.mean.dim if given["mode"] == MEAN else aten.sum.dim_IntList
-    return [emit(fold, found, [1])] * RESULTS
+        folded = emit(aten.max.dim, found, 1)[0]
+        if skips:  # of nothing it is 0
+            empty = emit(aten.all.dim, skipped, 1, True)
+            folded = emit(aten.masked_fill.Scalar, folded, empty, 0.0)
+    elif given["mode"] == MEAN and skips:
+        count = emit(aten.sum.dim_IntList, emit(aten.logical_not.default, skipped), [1], True)
+        folded = emit(aten.sum.dim_IntList, found, [1])
+        folded = emit(aten.div.Tensor, folded, emit(aten.clamp.default, count, 1))
+    else:
+        fold = aten.mean.dim if given["mode"] == MEAN else aten.sum.dim_IntList
+        folded = emit(fold, found, [1])
+    return [folded] * RESULTS
 
 
 def _begins_rows(recorder: Recorder, offsets: Value, rows: int, length: int) -> bool:
