@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal, get_args
 
 from shardwright.core.strategy import Residual
@@ -83,15 +84,15 @@ class Compression:
 
     def _check_numbers(self) -> None:
         for value in (self.density, *self.warm_up, *self.densities.values()):
-            if not 0 < value <= 1:
+            if not (isinstance(value, Real) and 0 < value <= 1):
                 raise InputError(
-                    f"a density is the share of elements that is sent, above 0 and at most 1, not {value}"
+                    f"a density is the share of elements that is sent, above 0 and at most 1, not {value!r:.40}"
                 )
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum must be 0 to less than 1, not {self.momentum}")
-        if not 0 <= self.clip < math.inf:
+        if not (isinstance(self.momentum, Real) and 0 <= self.momentum < 1):
+            raise InputError(f"momentum must be 0 to less than 1, not {self.momentum!r:.40}")
+        if not (isinstance(self.clip, Real) and 0 <= self.clip < math.inf):
             raise InputError(
-                f"the norm to clip at must be finite and not negative, not {self.clip}"
+                f"the norm to clip at must be finite and not negative, not {self.clip!r:.40}"
             )
         least = {
             "warm_up_steps": 1,
