@@ -80,16 +80,20 @@ def check_options(values: Any) -> None:
 
 def _check_kind(name: str, value: Any, annotation: str) -> None:
     """Raise InputError for a value of another type than annotated; of several values only one text is seen."""
-    words = annotation.split(" | ")
-    known = [KINDS[word] for word in words if word in KINDS]
-    is_other = len(known) + words.count("None") < len(words)
-    kinds = sum((one[1] for one in known), ())
-    fits = isinstance(value, kinds) and (not isinstance(value, bool) or "bool" in words)
     if annotation.startswith("tuple") and isinstance(value, str):
         raise InputError(f"{name} must be a tuple, not {value!r:.40}; put it into one")
-    if not (is_other or fits or (value is None and "None" in words)):
-        said = " or ".join(one[0] for one in known)
+    words = annotation.split(" | ")
+    known = [word for word in words if word in KINDS]
+    is_known = len(known) + words.count("None") == len(words)
+    if is_known and not _fits(value, words, known):
+        said = " or ".join(KINDS[word][0] for word in known)
         raise InputError(f"{name} must be {said}, not {value!r:.40}; change its type")
+
+
+def _fits(value: Any, words: list[str], known: list[str]) -> bool:
+    if value is None or isinstance(value, bool):  # True is a whole number to Python
+        return ("None" if value is None else "bool") in words
+    return any(isinstance(value, KINDS[word][1]) for word in known)
 
 
 def check_word(name: str, value: str, known: tuple[str, ...]) -> None:

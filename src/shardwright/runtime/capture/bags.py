@@ -7,7 +7,7 @@ samples; ``nn.EmbeddingBag`` makes it of indices ``b l``. Bags of any length sta
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardwright.runtime.capture import operators
@@ -58,26 +58,25 @@ def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:
     if weights is not None:
         shares = emit(aten.reshape.default, weights, [*rows.meta.shape, 1])
         found = emit(aten.mul.Tensor, found, shares)
-    skips = padding is not None and padding >= 0
-    if skips:
-        skipped = emit(aten.eq.Scalar, rows, padding)
-        least = -math.inf if given["mode"] == MAX else 0.0
-        found = emit(
-            aten.masked_fill.Scalar, found, emit(aten.unsqueeze.default, skipped, -1), least
-        )
+    if padding is not None and padding >= 0:
+        return [_without(emit, found, emit(aten.eq.Scalar, rows, padding), given["mode"])] * RESULTS
     if given["mode"] == MAX:  # of equal ones the first has the gradient; amax would share it out
-        folded = emit(aten.max.dim, found, 1)[0]
-        if skips:  # of nothing it is 0
-            empty = emit(aten.all.dim, skipped, 1, True)
-            folded = emit(aten.masked_fill.Scalar, folded, empty, 0.0)
-    elif given["mode"] == MEAN and skips:
-        count = emit(aten.sum.dim_IntList, emit(aten.logical_not.default, skipped), [1], True)
-        folded = emit(aten.sum.dim_IntList, found, [1])
-        folded = emit(aten.div.Tensor, folded, emit(aten.clamp.default, count, 1))
-    else:
-        fold = aten.mean.dim if given["mode"] == MEAN else aten.sum.dim_IntList
-        folded = emit(fold, found, [1])
-    return [folded] * RESULTS
+        return [emit(aten.max.dim, found, 1)[0]] * RESULTS
+    fold = aten.mean.dim if given["mode"] == MEAN else aten.sum.dim_IntList
+    return [emit(fold, found, [1])] * RESULTS
+
+
+def _without(emit: Callable[..., Any], found: Value, skipped: Value, mode: int) -> Value:
+    """Emit the fold of what is not skipped; of nothing it is 0."""
+    places = emit(aten.unsqueeze.default, skipped, -1)
+    if mode == MAX:
+        folded = emit(aten.max.dim, emit(aten.masked_fill.Scalar, found, places, -math.inf), 1)[0]
+        return emit(aten.masked_fill.Scalar, folded, emit(aten.all.dim, skipped, 1, True), 0.0)
+    folded = emit(aten.sum.dim_IntList, emit(aten.masked_fill.Scalar, found, places, 0.0), [1])
+    if mode == SUM:
+        return folded
+    count = emit(aten.sum.dim_IntList, emit(aten.logical_not.default, skipped), [1], True)
+    return emit(aten.div.Tensor, folded, emit(aten.clamp.default, count, 1))
 
 
 def _begins_rows(recorder: Recorder, offsets: Value, rows: int, length: int) -> bool:
