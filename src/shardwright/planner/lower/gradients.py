@@ -1,8 +1,8 @@
 """Where gradients lie: the placements of every operator, with partial gradients let through.
 
 An operator that is replicated along an axis may hand a partial gradient straight on, since its
-backward is linear in the incoming gradient; that of functions with another and of opaque modules, whose
-hooks nobody knows, is not. It is worth doing where the operator sees no samples
+backward is linear in the incoming gradient; that of ``bent`` functions is not, and of opaque
+modules, which may have hooks, nobody knows. It is worth doing where the operator sees no samples
 (a position embedding): the sum is then taken once, at the parameter, instead of in the middle of
 backward; over microbatches it is the only way.
 """
