@@ -127,4 +127,4 @@ class Compression:
 
 def _is_within(value: object, most: float) -> bool:
     """Whether it is a number from 0 to another."""
-    return isinstance(value, Real) and 0 <= value <= most
+    return isinstance(value, Real) and 0 <= float(value) <= most
