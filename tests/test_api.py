@@ -231,6 +231,21 @@ def test_a_module_needs_an_example_batch() -> None:
         shardwright.plan(mlp()[0], "1x2xV100")
 
 
+def test_what_is_of_another_kind_is_named_before_anything_is_done(tmp_path: Path) -> None:
+    module, batch = mlp()
+    there = tmp_path / "none.toml"
+    for says, call in (
+        ("torch.nn.Module, not <class", lambda: shardwright.plan(type(module), "1x2xV100", batch=batch)),
+        ("torch.nn.Module, not None", lambda: shardwright.capture(None, batch)),
+        ("not a Tensor", lambda: shardwright.plan(module, "1x2xV100", batch=batch["x"])),
+        ("a cluster is text .* not 8", lambda: shardwright.plan(module, 8, batch=batch)),
+        ("cannot read .*none.toml", lambda: shardwright.plan(module, there, batch=batch)),
+        ("needs a function .* not adamw", lambda: shardwright.build(single_device_plan(), module, optimizer="adamw", batch=batch)),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            call()
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [

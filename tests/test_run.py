@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -266,6 +267,24 @@ def test_a_closed_terminal_and_ctrl_c_save_and_exit_with_their_numbers(
     assert Path(answer["checkpoint"]).name == f"step-{len(answer['losses']):08d}"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_have_nothing_to_save_yet_are_not_waited_for(planned: Path, number: int) -> None:
+    wait = "if 'RANK' in os.environ: open('begun', 'w').close(); time.sleep(1000)"
+    slow = MODEL.replace("def build():", f"import os, time\n\ndef build():\n    {wait}")
+    (planned / "slow.py").write_text(slow)
+    (planned / "begun").unlink(missing_ok=True)
+    words = ("--pick", (planned / "pick").read_text(), "--checkpoint-dir", "none", "--json")
+
+    def end() -> None:
+        assert wait_until((planned / "begun").exists, 120)
+        os.kill(os.getpid(), number)
+
+    done = beside(end, "run", "plan.json", "slow.py:build", *words, folder=planned)
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert "Traceback" not in done.stderr
+    assert not (planned / "none").exists()
+
+
 def test_termination_saves_ends_all_ranks_and_exits_143(planned: Path) -> None:
     pick = (planned / "pick").read_text()
     words = ("run", "plan.json", "net.py:build", "--pick", pick, "--checkpoint-dir", "ck")
@@ -284,11 +303,13 @@ def test_termination_saves_ends_all_ranks_and_exits_143(planned: Path) -> None:
 
 
 def trained(pid: int) -> list[int]:
-    """Return the ranks of a run that are about to train: they have mapped their status files."""
+    """Return the ranks of a run that are about to train: they have mapped their status files and explained them."""
     found: list[int] = []
     for rank in descendants(pid):
         with contextlib.suppress(OSError):
-            if ".status" in Path(f"/proc/{rank}/maps").read_text():
+            maps = Path(f"/proc/{rank}/maps").read_text()
+            file = re.search(r"\S+\.status", maps)
+            if file and Path(file[0]).with_suffix(".instructions").exists():
                 found.append(rank)
     return found
 

@@ -171,9 +171,9 @@ def test_bytes_may_be_written_as_50e6_and_are_whole(tmp_path):
     with MinIOCache(50e3, items=1e2, folder=tmp_path) as cache:  # type: ignore[arg-type]
         assert cache.capacity == 50_000
         assert cache.get("a", lambda: b"x") == b"x"
-    for capacity in (1.5, -1, float("nan"), float("inf"), 1 << 47):
+    for capacity in (1.5, -1, float("nan"), float("inf"), 1 << 47, "1 GiB", None):
         with pytest.raises(InputError, match="a whole number"):
-            MinIOCache(capacity, folder=tmp_path)
+            MinIOCache(capacity, folder=tmp_path)  # type: ignore[arg-type]
     for items in (-1, 2.5):
         with pytest.raises(InputError, match="change items"):
             MinIOCache(1, items=items, folder=tmp_path)  # type: ignore[arg-type]

@@ -385,6 +385,8 @@ def test_another_number_of_ranks_owes_parameters_as_much(ranks):
     [
         ({"method": "topk"}, "method must be one of"),
         ({"density": 0.0}, "above 0"),
+        ({"density": "0.1"}, "above 0 and at most 1, not '0.1'"),
+        ({"clip": "1"}, "not negative, not '1'"),
         ({"momentum": 1.0}, "momentum"),
         ({"method": "int8", "momentum": 0.9}, "optimizer"),
         ({"residual": "paper"}, "gTop-k"),

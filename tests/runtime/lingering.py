@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from shardwright.runtime.status import INTERRUPTION
+from shardwright.runtime.status import INTERRUPTION, StatusFile
 
 
 def linger(folder: str) -> None:
@@ -19,6 +19,7 @@ def linger(folder: str) -> None:
 
 def heed(folder: str) -> None:
     """Say which process this rank is, and end once it is asked to, as training does."""
+    StatusFile(dist.get_rank()).explain({}, 0)  # as an executor does
     _say(folder)
     while not INTERRUPTION.requested:
         time.sleep(0.01)

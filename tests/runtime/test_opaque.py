@@ -186,9 +186,24 @@ class By(nn.Module):
         return found.square().mean()
 
 
+class Branches(nn.Module):
+    """One of two functions, as a value says; ``torch.cond`` without what compiles them first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        branches = lambda y: (y.sin(),), lambda y: (y.cos(),)
+        (x,) = torch.ops.higher_order.cond(x.sum() > 0, *branches, (x,))
+        return x.square().mean()
+
+
 @pytest.mark.parametrize(
     ("factory", "whole"),
     [
+        (made(Branches), "Branches"),
         # Written out as operators.
         (made(Equation, (8, 2), (8,)), ""),
         (made(Potential, (8, 2), (8, 1), (8, 2)), ""),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -21,9 +22,9 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.checkpoint import tidied
 from shardwright.runtime.executor import Executor
-from shardwright.runtime.launch import Stopped, launch
+from shardwright.runtime.launch import launch
 from shardwright.runtime.scratch import claim, scratch, sweep
-from shardwright.runtime.stopped import LOOK_SECONDS, Patience
+from shardwright.runtime.stopped import LOOK_SECONDS, Patience, Stopped, Stops
 from tests import zoo
 from tests.processes import is_alive, wait_until
 from tests.runtime.lingering import linger
@@ -196,7 +197,7 @@ def test_ranks_ignore_a_closed_terminal_where_their_launcher_does_and_end_when_i
 def test_ranks_end_once_the_launcher_is_asked_to_stop(tmp_path: Path) -> None:
     files = [tmp_path / "0", tmp_path / "1"]
     with pytest.raises(Stopped):
-        launch(linger, 2, (str(tmp_path),), stops=lambda: all(one.exists() for one in files))
+        launch(linger, 2, (str(tmp_path),), stops=Stops(lambda: all(one.exists() for one in files)))
     assert wait_until(lambda: not any(is_alive(int(one.read_text())) for one in files), 10)
 
 
@@ -306,6 +307,24 @@ def test_a_process_that_is_stopped_is_waited_for_so_long_and_no_longer() -> None
                 assert other.poll() is None
         finally:
             other.kill()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_who_is_asked_to_stop_ends_the_ranks_or_who_would_start_them(others: int) -> None:
+    processes = [subprocess.Popen(["sleep", "1000"]) for _ in range(1 + others)]
+    try:
+        asked = threading.Event()
+        with Patience(60, asked.is_set) as patience:
+            for process in processes:
+                patience.watch(process.pid, os.getpid(), "one")
+            asked.set()
+            assert processes[-1].wait(10) == -signal.SIGKILL
+            assert isinstance(patience.error(), Stopped)
+        assert [one.poll() for one in processes[:others]] == [None] * others
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_a_launcher_that_is_interrupted_while_the_fork_server_imports_leaves_nobody_and_no_traceback(

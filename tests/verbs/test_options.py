@@ -60,6 +60,12 @@ def test_one_line_makes_an_option_of_the_command_line() -> None:
         ({"number_of": 0}, "number of must be between 1 and 9, not 0"),
         ({"number_of": 10}, "number of must be between 1 and 9, not 10"),
         ({"kind": "c"}, "kind must be one of a, b, not 'c'"),
+        ({"number_of": "4"}, "number of must be a whole number, not '4'"),
+        ({"number_of": None}, "number of must be a whole number, not None"),
+        ({"number_of": True}, "number of must be a whole number, not True"),
+        ({"words": "one"}, "words must be a tuple, not 'one'"),
+        ({"number_of": 4.5}, "number of must be a whole number, not 4.5"),
+        ({"size": [2]}, r"size must be text or a number, not \[2\]"),
     ],
 )
 def test_what_it_may_be_is_checked(values: dict[str, Any], says: str) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -359,8 +360,10 @@ def bytes_of(read: Callable[[], bytes]) -> bytes:
 
 def _whole(number: float, most: int, name: str, rule: str) -> int:
     """Return a whole number, also of one written as 50e9."""
-    if not 0 <= number <= most or number != int(number):
-        raise InputError(f"a cache has {rule}, a whole number, not {number:,}; change {name}")
+    is_number = isinstance(number, Real)
+    if not is_number or not 0 <= number <= most or number != int(number):
+        said = f"{number:,}" if is_number else f"{number!r:.40}"
+        raise InputError(f"a cache has {rule}, a whole number, not {said}; change {name}")
     return int(number)
 
 

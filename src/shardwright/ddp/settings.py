@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal, get_args
 
 from shardwright.core.strategy import Residual
@@ -83,15 +84,15 @@ class Compression:
 
     def _check_numbers(self) -> None:
         for value in (self.density, *self.warm_up, *self.densities.values()):
-            if not 0 < value <= 1:
+            if not _is_within(value, 1) or not value:
                 raise InputError(
-                    f"a density is the share of elements that is sent, above 0 and at most 1, not {value}"
+                    f"a density is the share of elements that is sent, above 0 and at most 1, not {value!r:.40}"
                 )
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum must be 0 to less than 1, not {self.momentum}")
-        if not 0 <= self.clip < math.inf:
+        if not _is_within(self.momentum, 1) or self.momentum == 1:
+            raise InputError(f"momentum must be 0 to less than 1, not {self.momentum!r:.40}")
+        if not _is_within(self.clip, sys.float_info.max):
             raise InputError(
-                f"the norm to clip at must be finite and not negative, not {self.clip}"
+                f"the norm to clip at must be finite and not negative, not {self.clip!r:.40}"
             )
         least = {
             "warm_up_steps": 1,
@@ -122,3 +123,8 @@ class Compression:
     def kept_at(self, step: int, name: str, elements: int) -> int:
         """Return how many of a parameter's elements are sent: at least one."""
         return max(1, int(elements * self.density_at(step, name)))
+
+
+def _is_within(value: object, most: float) -> bool:
+    """Whether it is a number from 0 to another."""
+    return isinstance(value, Real) and 0 <= float(value) <= most

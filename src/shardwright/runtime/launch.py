@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,14 +45,13 @@ from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import claim_multiprocessing, scratch
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
-from shardwright.runtime.stopped import Patience, end
+from shardwright.runtime.stopped import Patience, Stops, end
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 STOP_FILE = "stop"  # in the launcher's folder, once it was interrupted
 MARGIN = 1.25  # of a message's time: ranks that wait for who is stopped say so first
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-POLL = 0.2  # seconds between questions whether to stop
 LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
 STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C or SIGTERM
 PRELOADED = (
@@ -91,10 +91,6 @@ class Terminated(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.number = number
-
-
-class Stopped(Exception):
-    """Whoever wanted the ranks asked to stop before they were done."""
 
 
 def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int, int]:
@@ -157,21 +153,20 @@ def launch(
     timeout: float | None = None,
     collective_timeout: float = 60.0,
     backend: Literal["cpu", "cuda"] = "cpu",
-    stops: bool | Callable[[], bool] = False,
+    stops: Stops | None = None,
 ) -> list[Any]:
     """Run ``target(*args)`` on every rank and return what the ranks returned, in rank order.
 
     ``target`` must be importable. Each rank runs on one thread, in a world that is joined already;
-    with ``backend`` cuda rank r has GPU r as its current device and talks over NCCL. ``stops``: the
-    ranks look at ``INTERRUPTION`` and end by themselves; else SIGTERM, which exits with 143, ends
-    them at once; or a function that is asked whether to end them at once, as Ctrl-C does then: that
-    raises Stopped. Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left
-    behind.
+    with ``backend`` cuda rank r has GPU r as its current device and talks over NCCL. Raises Stopped
+    where ``stops`` asked for it, RunError when a rank fails or ``timeout`` seconds pass; no
+    process is left behind.
     """
     starts = multiprocessing.get_start_method(allow_none=True)
-    setting = _Setting(collective_timeout, backend, stops is True, starts)
+    stops = stops or Stops()
+    setting = _Setting(collective_timeout, backend, stops.saves, starts)
     with _terminable():
-        return _launch(target, nprocs, args, setting, _Bounds(timeout, stops))
+        return _launch(target, nprocs, args, setting, timeout, stops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,29 +176,8 @@ class _Setting:
 
     collective_timeout: float
     backend: str
-    stops: bool
+    saves: bool
     starts: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """When the launcher ends the ranks; the fields are ``launch``'s options."""
-
-    timeout: float | None
-    stops: bool | Callable[[], bool]
-
-    def wait(self, running: Sequence[int], left: float | None) -> None:
-        """Wait until a rank ends or time is up. Raises Stopped once somebody asks for it."""
-        if not callable(self.stops):
-            multiprocessing.connection.wait(running, left)
-        elif self.stops():
-            raise Stopped
-        else:
-            multiprocessing.connection.wait(running, POLL if left is None else min(left, POLL))
-
-    def ends_at_once(self, asked: BaseException) -> bool:
-        """Whether the ranks are not waited for: they would not end by themselves."""
-        return callable(self.stops) or (isinstance(asked, Terminated) and not self.stops)
 
 
 def _launch(
@@ -211,14 +185,18 @@ def _launch(
     nprocs: int,
     args: Sequence[Any],
     setting: _Setting,
-    bounds: _Bounds,
+    timeout: float | None,
+    stops: Stops,
 ) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *(CAPTURING if setting.backend == "cpu" else ())])
     claim_multiprocessing()
     processes: list[BaseProcess] = []
-    patience = Patience(MARGIN * setting.collective_timeout)
-    with scratch() as directory, patience:
+    seconds = MARGIN * setting.collective_timeout
+    with (
+        scratch() as directory,
+        Patience(seconds, partial(stops.ask, directory, nprocs)) as patience,
+    ):
         try:
             for rank in range(nprocs):
                 process = context.Process(
@@ -228,7 +206,7 @@ def _launch(
                 )
                 _start(process, rank, patience)
                 processes.append(process)
-            _watch(processes, directory, bounds, patience)
+            _watch(processes, directory, timeout, stops, patience)
             return [_result(directory, rank) for rank in range(nprocs)]
         finally:
             _end(processes, patience)
@@ -283,7 +261,7 @@ def _rank_main(
     torch.set_num_threads(1)
     keep_freed_memory()
     gc.freeze()  # what is inherited stays anyhow: collections need not visit it, nor copy its pages
-    INTERRUPTION.listen(termination=setting.stops, file=directory / STOP_FILE)
+    INTERRUPTION.listen(termination=setting.saves, file=directory / STOP_FILE)
     backend = setting.backend
     try:
         if backend == "cuda":
@@ -346,10 +324,14 @@ def _terminable() -> Iterator[None]:
 
 
 def _watch(
-    processes: Sequence[BaseProcess], directory: Path, bounds: _Bounds, patience: Patience
+    processes: Sequence[BaseProcess],
+    directory: Path,
+    timeout: float | None,
+    stops: Stops,
+    patience: Patience,
 ) -> None:
     """Wait for all ranks; raise on the first that fails, or when time is up."""
-    deadline = None if bounds.timeout is None else time.monotonic() + bounds.timeout
+    deadline = None if timeout is None else time.monotonic() + timeout
     wish: BaseException | None = None
     while True:
         try:
@@ -362,9 +344,10 @@ def _watch(
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise wish or _too_long(processes, directory)
-            bounds.wait(running, left)
+            multiprocessing.connection.wait(running, left)
         except (KeyboardInterrupt, Terminated) as asked:
-            if wish is not None or bounds.ends_at_once(asked):
+            heeded = stops.saves or not isinstance(asked, Terminated)
+            if wish or not heeded or not stops.are_heeded(directory, len(processes)):
                 raise
             # The ranks stop after this step, and save first where they do. Of a terminal's Ctrl-C they got
             # the signal too, and a second one would end them; whoever else sent it may have told nobody else.

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from shardwright.errors import RunError
+from shardwright.runtime.status import read_status
 
 LOOK_SECONDS = 0.5
 
@@ -43,15 +45,41 @@ def stopped_neighbours() -> tuple[int, ...]:
     return tuple(number for number in numbers if is_stopped(number, parent))
 
 
+class Stopped(Exception):
+    """Whoever wanted the ranks asked to stop before they were done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """How ranks are stopped before they are done: at once by who interrupts the launcher, or ``asks``, until
+    all have built an executor. From then on they ``heed`` ``INTERRUPTION`` and end by themselves, at SIGTERM
+    only where each ``saves`` first.
+    """
+
+    asks: Callable[[], bool] = lambda: False
+    heed: bool = True
+    saves: bool = False
+
+    def ask(self, directory: Path, ranks: int) -> bool:
+        """Whether somebody asks for their end, whom they do not heed."""
+        return self.asks() and not self.are_heeded(directory, ranks)
+
+    def are_heeded(self, directory: Path, ranks: int) -> bool:
+        """Whether all ranks look at ``INTERRUPTION``. While one does not, no step ends, and nothing is lost."""
+        return self.heed and all(read_status(directory, rank) for rank in range(ranks))
+
+
 class Patience:
-    """Ends processes that are seen stopped for so many seconds, and knows of which.
+    """Ends processes that are seen stopped for so many seconds, and knows of which; and all but the first,
+    or that where it is alone, once somebody asks for it.
 
     Looks are counted, not the clock: while everything is stopped, as by Ctrl-Z or by a machine that
     sleeps, nobody looks.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, asks: Callable[[], bool] = lambda: False) -> None:
         self.seconds = seconds
+        self._asks, self._is_asked = asks, False
         self._ended = ""
         self._watched: dict[int, tuple[int, str]] = {}
         self._looks: dict[int, int] = {}
@@ -79,8 +107,10 @@ class Patience:
         """End who is stopped from now on at once."""
         self.seconds = 0.0
 
-    def error(self) -> RunError | None:
-        """Return what there is to say once somebody was stopped for too long."""
+    def error(self) -> Exception | None:
+        """Return what there is to say once it has ended somebody."""
+        if self._is_asked:
+            return Stopped()
         if not self._ended:
             return None
         return RunError(
@@ -91,12 +121,22 @@ class Patience:
 
     def _watch(self) -> None:
         while not self._is_over.wait(LOOK_SECONDS):
+            if self._watched and self._asks():
+                self._is_asked = True
+                return self._end_all()
             seen = set(self._seen())
             self._looks = {process: self._looks.get(process, 0) + 1 for process in seen}
             for process, looks in self._looks.items():
                 if looks * LOOK_SECONDS >= self.seconds:
                     self._ended = self._ended or f"{self._watched[process][1]} (process {process})"
                     end(process)
+        return None
+
+    def _end_all(self) -> None:
+        first, *others = tuple(self._watched)
+        for process in others or [first]:
+            if _state(process)[1] in (0, self._watched[process][0]):  # 0: where nobody can tell
+                end(process)
 
     def _seen(self) -> Iterator[int]:
         for process, (parent, _) in tuple(self._watched.items()):

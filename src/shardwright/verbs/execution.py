@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.plan import Plan
+from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.resize import resize
 from shardwright.verbs.legality import lowered
@@ -40,6 +41,11 @@ def build_executor(
     from shardwright.runtime.launch import join_world
     from shardwright.runtime.place import choose, stand_on
 
+    if not callable(optimizer):
+        raise InputError(
+            "an executor makes its optimizer itself, of the parameters that its rank keeps, so it needs a function of them, such as "
+            f"functools.partial(torch.optim.AdamW, lr=1e-3), not {str(optimizer).strip():.40}; give one"
+        )
     options = replace(options or RunOptions(), lower=lower)
     if options.world is None:
         planned = cluster.kind_of(plan.strategy.devices[0]).backend if cluster else ""

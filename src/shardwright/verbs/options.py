@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 from shardwright.errors import InputError
@@ -17,6 +19,13 @@ from shardwright.errors import InputError
 A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
+# How annotations are said, and what is taken for them.
+KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "int": ("a whole number", (Integral,)),
+    "float": ("a number", (Real,)),
+    "bool": ("True or False", (bool,)),
+    "str": ("text", (str, os.PathLike)),
+}
 FINITE = "the {name} must be finite and not negative, not {value}"
 
 
@@ -48,7 +57,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def check_options(values: Any) -> None:
-    """Raise InputError for the first option that is none of its words, or out of its bounds.
+    """Raise InputError for the first option of another type, that is none of its words, or out of its bounds.
 
     A default is one of the words and within the bounds.
     """
@@ -58,6 +67,7 @@ def check_options(values: Any) -> None:
         if about is None or value == one.default:
             continue
         name = one.name.replace("_", " ")
+        _check_kind(name, value, str(one.type))
         if about.one_of:
             known = about.one_of() if callable(about.one_of) else about.one_of
             check_word(name, value, known)
@@ -66,6 +76,24 @@ def check_options(values: Any) -> None:
         ):
             bounds = {"least": about.least, "most": about.most}
             raise InputError(about.says.format(name=name, value=value, **bounds))
+
+
+def _check_kind(name: str, value: Any, annotation: str) -> None:
+    """Raise InputError for a value of another type than annotated; of several values only one text is seen."""
+    if annotation.startswith("tuple") and isinstance(value, str):
+        raise InputError(f"{name} must be a tuple, not {value!r:.40}; put it into one")
+    words = annotation.split(" | ")
+    known = [word for word in words if word in KINDS]
+    is_known = len(known) + words.count("None") == len(words)
+    if is_known and not _fits(value, words, known):
+        said = " or ".join(KINDS[word][0] for word in known)
+        raise InputError(f"{name} must be {said}, not {value!r:.40}; change its type")
+
+
+def _fits(value: Any, words: list[str], known: list[str]) -> bool:
+    if value is None or isinstance(value, bool):  # True is a whole number to Python
+        return ("None" if value is None else "bool") in words
+    return any(isinstance(value, KINDS[word][1]) for word in known)
 
 
 def check_word(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
@@ -143,18 +144,24 @@ def _training(*sources: Request | Strategy | GradientSync, **more: Any) -> Train
     )
 
 
-def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> tuple[Cluster, bool]:
+def find_cluster(
+    cluster: Cluster | str | Path | None, watch: Watch | None = None
+) -> tuple[Cluster, bool]:
     """Return a cluster and whether it is this machine: a value, a file, ``8x8xH100``, or
     ``local``."""
     if isinstance(cluster, Cluster):
         return cluster, False
-    if cluster and not is_here(cluster):
-        return clusterfile.parse_cluster(cluster), False
+    if not is_here(cluster):
+        if not isinstance(cluster, str | Path):
+            raise InputError(
+                f"a cluster is text such as '8x8xH100' or 'cluster.toml', or a Cluster, not {cluster!r:.40}; name one"
+            )
+        return clusterfile.parse_cluster(str(cluster)), False
     from shardwright.verbs.measure import local_cluster
 
     return local_cluster(watch or Watch()), True
 
 
-def is_here(cluster: Cluster | str | None) -> bool:
+def is_here(cluster: Cluster | str | Path | None) -> bool:
     """Whether this machine is meant."""
     return cluster in (None, "", "local")

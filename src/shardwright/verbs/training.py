@@ -56,11 +56,13 @@ class Outcome:
 
 
 def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
-    """Train on this machine and return what happened. Raises RunError when a rank failed."""
+    """Train on this machine and return what happened. Raises RunError when a rank failed, KeyboardInterrupt where
+    the watch asked to stop before all ranks were ready to train."""
     from shardwright.runtime.checkpoint import tidied
     from shardwright.runtime.launch import launch
     from shardwright.runtime.profile import local_backend, num_local_devices
     from shardwright.runtime.scratch import scratch
+    from shardwright.runtime.stopped import Stopped, Stops
 
     devices = plan.strategy.devices
     _check_alone()
@@ -80,10 +82,13 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
             folder=str(folder),
         )
         with following(folder, watch):
-            ends = launch(
-                train_rank, len(devices), (task,),
-                backend=local_backend(), stops=bool(job.checkpoint_dir),
-            )  # fmt: skip
+            try:
+                ends = launch(
+                    train_rank, len(devices), (task,),
+                    backend=local_backend(), stops=Stops(watch.stop, saves=bool(job.checkpoint_dir)),
+                )  # fmt: skip
+            except Stopped:
+                raise KeyboardInterrupt from None
         return _outcome(ends, read_events(folder / "events"))
 
 

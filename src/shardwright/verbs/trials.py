@@ -86,7 +86,7 @@ def tried(
     Tries at most ``entry.count`` plans and plain data parallelism, for some ``ROUND_SECONDS`` in each
     of ``ROUNDS`` rounds.
     """
-    from shardwright.runtime.launch import Stopped
+    from shardwright.runtime.stopped import Stopped
 
     shelf = Shelf.of(survey, entry.optimizer, entry.environment)
     known = {} if entry.is_afresh else shelf.read(survey)
@@ -166,6 +166,7 @@ def _run_together(
     from shardwright.runtime.launch import launch
     from shardwright.runtime.profile import local_backend
     from shardwright.runtime.scratch import scratch
+    from shardwright.runtime.stopped import Stops
 
     slowest = max(plan.objective.step_seconds for plan in plans)
     with scratch() as folder:
@@ -186,7 +187,11 @@ def _run_together(
         with following(folder, watch):
             ranks = len(plans[0].strategy.devices)
             (laps, *_) = launch(
-                trial_rank, ranks, (task,), backend=local_backend(), stops=watch.stop
+                trial_rank,
+                ranks,
+                (task,),
+                backend=local_backend(),
+                stops=Stops(watch.stop, heed=False),
             )
     return laps
 

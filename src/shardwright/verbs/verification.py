@@ -76,6 +76,7 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
     """
     from shardwright.runtime import verify as runtime
     from shardwright.runtime.launch import launch
+    from shardwright.runtime.stopped import Stops
 
     watch.tell("capturing the model", 0.0)
     original = capture(
@@ -102,9 +103,7 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
     watch.tell(f"training as {num_ranks} ranks", 0.5)
     ranks: list[Trained]
     if trial.ranks == "processes":
-        ranks = launch(
-            train_rank, num_ranks, (task,), stops=lambda: False
-        )  # Ctrl-C ends them at once
+        ranks = launch(train_rank, num_ranks, (task,), stops=Stops(heed=False))
     else:
         tell = show("ranks", 0.5)
         ranks = runtime.train_here(captured, ready.program, ready.module, batches, tell)

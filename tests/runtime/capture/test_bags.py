@@ -19,9 +19,9 @@ pytestmark = pytest.mark.torch
 class Bags(nn.Module):
     """A recommender's first layers; ``weighted`` bags are sums with a weight per entry."""
 
-    def __init__(self, mode: str, weighted: bool) -> None:
+    def __init__(self, mode: str, weighted: bool, padding: int | None) -> None:
         super().__init__()
-        self.bags = nn.EmbeddingBag(16, 8, mode=mode, sparse=mode == "sum")
+        self.bags = nn.EmbeddingBag(16, 8, mode=mode, sparse=mode == "sum", padding_idx=padding)
         self.weighted, self.head = weighted, nn.Linear(8, 4)
 
     def forward(self, x: Tensor, shares: Tensor, y: Tensor) -> Tensor:
@@ -29,12 +29,14 @@ class Bags(nn.Module):
         return nn.functional.cross_entropy(self.head(found), y)
 
 
-def build(mode: str, weighted: bool) -> tuple[Bags, dict[str, Tensor]]:
+def build(mode: str, weighted: bool, padding: int | None) -> tuple[Bags, dict[str, Tensor]]:
     torch.manual_seed(0)
-    module, shares = Bags(mode, weighted).double(), torch.rand(8, 5, dtype=torch.float64)
+    module, shares = Bags(mode, weighted, padding).double(), torch.rand(8, 5, dtype=torch.float64)
     rows = module.bags.weight.data
     rows[8:] = rows[:8]  # of equal rows only the first is a bag's largest
-    return module, {"x": torch.randint(0, 16, (8, 5)), "shares": shares, "y": torch.arange(8) % 4}
+    x = torch.randint(0, 16, (8, 5))
+    x[0], x[1, 2:] = 3, 3  # of padding only, and of more than half
+    return module, {"x": x, "shares": shares, "y": torch.arange(8) % 4}
 
 
 def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -42,17 +44,22 @@ def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False), ("max", False)]
-)
-def test_bags_are_split_by_samples_and_equal(mode: str, weighted: bool) -> None:
-    module, batch = build(mode, weighted)
+    ("mode", "weighted", "padding"),
+    [
+        ("sum", False, None), ("sum", True, 3), ("mean", False, None), ("mean", False, 3), ("max", False, 3),
+    ],
+)  # fmt: skip
+def test_bags_are_split_by_samples_and_equal(
+    mode: str, weighted: bool, padding: int | None
+) -> None:
+    module, batch = build(mode, weighted, padding)
     captured = capture(module, batch)
     strategy = seed_strategy(captured.graph, Seed(data=2, num_microbatches=2))
     kinds = [operator.kind for operator in captured.graph.operators]
     place = kinds.index("aten.embedding.default")
     assert strategy.configs[place].dims == ("b",)
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
-    assert_close(runs[0], train_plain(lambda: build(mode, weighted), sgd), mode)
+    assert_close(runs[0], train_plain(lambda: build(mode, weighted, padding), sgd), mode)
 
 
 class Loose(nn.Module):

@@ -1,7 +1,8 @@
 """Where gradients lie: the placements of every operator, with partial gradients let through.
 
 An operator that is replicated along an axis may hand a partial gradient straight on, since its
-backward is linear in the incoming gradient. That is worth doing where the operator sees no samples
+backward is linear in the incoming gradient; that of ``bent`` functions is not, and of opaque
+modules, which may have hooks, nobody knows. It is worth doing where the operator sees no samples
 (a position embedding): the sum is then taken once, at the parameter, instead of in the middle of
 backward; over microbatches it is the only way.
 """
@@ -28,9 +29,15 @@ def place(
         for iteration, config in zip(iterations, strategy.configs, strict=True)
     ]
     for index in reversed(range(len(placed))):
-        if samples.operator_dim[index] == "" and "" in strategy.configs[index].dims:
+        if hands_on(graph, samples, index) and "" in strategy.configs[index].dims:
             placed[index] = let_through(graph, strategy, placed, index)
     return placed
+
+
+def hands_on(graph: OperatorGraph, samples: Samples, index: int) -> bool:
+    """Whether an operator may hand on partial gradients."""
+    bends = graph.operators[index].kind.startswith(("opaque.", "bent."))
+    return samples.operator_dim[index] == "" and not bends
 
 
 def _uses(graph: OperatorGraph, operator: Operator) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from shardwright.core.program import Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.lower.alike import Surroundings
 from shardwright.planner.lower.flushless import flushless
-from shardwright.planner.lower.gradients import let_through
+from shardwright.planner.lower.gradients import hands_on, let_through
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.memo import LastingBuilder
@@ -48,7 +48,7 @@ class IncrementalLowering:
         self._free = [
             (i, {i, *(reader for t in graph.operators[i].outputs for reader in graph.consumers[t])})
             for i in reversed(range(len(graph.operators)))
-            if samples.operator_dim[i] == ""
+            if hands_on(graph, samples, i)
         ]
         self._deciding = frozenset[int]().union(*(readers for _, readers in self._free))
         self._forget()

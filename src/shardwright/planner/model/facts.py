@@ -10,6 +10,7 @@ from shardwright.core.halo import extended_shape
 from shardwright.core.layout import local_shape
 from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
 from shardwright.planner.lower.fold import Folder
+from shardwright.planner.lower.gradients import hands_on
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.model.flows import Flow, find_flows, find_passing
@@ -141,7 +142,8 @@ class Facts:
                 for reader in graph.consumers[tensor]
             ]
             below = all(dims[reader] != "" or found[reader] for reader in readers)
-            found[index] = dims[index] == "" and bool(readers) and below
+            may = hands_on(graph, self.samples, index)
+            found[index] = may and dims[index] == "" and bool(readers) and below
         return tuple(found)
 
     def shape(self, tensor: int, num_microbatches: int) -> Shape:

@@ -84,7 +84,7 @@ class _Analysis:
             trained = any(self.trained[tensor] for tensor in operator.inputs)
             for tensor in operator.outputs:
                 self.trained[tensor] = trained
-            self.operator_dim.append(self._visit(index, iterate(self.graph, index)))
+            self.operator_dim.append(self._visit(index, iterate(self.graph, index), trained))
         if not self.blocker and self.state[self.graph.loss] not in (State.SUM, State.FREE):
             self.blocker = "the loss is not a sum or mean over samples (return one that is)"
         self._check_written()
@@ -96,7 +96,7 @@ class _Analysis:
             blocker=self.blocker,
         )
 
-    def _visit(self, index: int, iteration: Iteration) -> str:
+    def _visit(self, index: int, iteration: Iteration, trained: bool) -> str:
         if self.fills and self._is_fill(index):
             self._see_whole(index)
             return ""
@@ -111,6 +111,11 @@ class _Analysis:
                 self._label(index, iteration, sample)
                 return sample
         elif not names:
+            if trained and self.graph.operators[index].kind.startswith("bent."):
+                what = "bends the gradient of each microbatch, not their sum"
+                self._block(
+                    index, what, "bend gradients of samples, or all in the optimizer's step"
+                )
             repeated = self._repeats_for_batch(index, iteration, states)
             if repeated:
                 self._label(index, iteration, repeated)

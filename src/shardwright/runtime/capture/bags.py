@@ -6,7 +6,8 @@ samples; ``nn.EmbeddingBag`` makes it of indices ``b l``. Bags of any length sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardwright.runtime.capture import operators
@@ -48,8 +49,7 @@ def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:
         return None
     if not _begins_rows(recorder, given["offsets"], *rows.meta.shape):
         return None
-    if given.get("padding_idx") not in (None, -1):
-        return None
+    padding = given.get("padding_idx")
     emit = recorder.emit
     found = emit(
         aten.embedding.default, given["weight"], rows, -1,
@@ -58,10 +58,25 @@ def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:
     if weights is not None:
         shares = emit(aten.reshape.default, weights, [*rows.meta.shape, 1])
         found = emit(aten.mul.Tensor, found, shares)
+    if padding is not None and padding >= 0:
+        return [_without(emit, found, emit(aten.eq.Scalar, rows, padding), given["mode"])] * RESULTS
     if given["mode"] == MAX:  # of equal ones the first has the gradient; amax would share it out
         return [emit(aten.max.dim, found, 1)[0]] * RESULTS
     fold = aten.mean.dim if given["mode"] == MEAN else aten.sum.dim_IntList
     return [emit(fold, found, [1])] * RESULTS
+
+
+def _without(emit: Callable[..., Any], found: Value, skipped: Value, mode: int) -> Value:
+    """Emit the fold of what is not skipped; of nothing it is 0."""
+    places = emit(aten.unsqueeze.default, skipped, -1)
+    if mode == MAX:
+        folded = emit(aten.max.dim, emit(aten.masked_fill.Scalar, found, places, -math.inf), 1)[0]
+        return emit(aten.masked_fill.Scalar, folded, emit(aten.all.dim, skipped, 1, True), 0.0)
+    folded = emit(aten.sum.dim_IntList, emit(aten.masked_fill.Scalar, found, places, 0.0), [1])
+    if mode == SUM:
+        return folded
+    count = emit(aten.sum.dim_IntList, emit(aten.logical_not.default, skipped), [1], True)
+    return emit(aten.div.Tensor, folded, emit(aten.clamp.default, count, 1))
 
 
 def _begins_rows(recorder: Recorder, offsets: Value, rows: int, length: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -39,7 +40,10 @@ def written_by(func: Any, args: Any, named: Any) -> list[Tensor]:
 
 class Flops(TorchDispatchMode):
     """Counts the flops of products as they run, and says where elements are picked by values, which
-    dtypes results have, and which memories are ``written``."""
+    dtypes results have, and which memories are ``written``. What has functions among its arguments, such as
+    ``torch.cond``, picks by values."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, picks: Callable[[], None], makes: Callable[[torch.dtype], None]) -> None:
         super().__init__()
@@ -50,6 +54,9 @@ class Flops(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         result = func(*args, **given)
+        if isinstance(func, HigherOrderOperator):
+            self.picks()
+            return result
         if is_pick(func, args):
             self.picks()
         if isinstance(result, Tensor):
@@ -66,13 +73,15 @@ class Flops(TorchDispatchMode):
 class Stream(TorchDispatchMode):
     """Notes the operators of a run and the shapes of what they make."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.noted: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.namespace == "prim":  # asks for a device; answers are remembered
+        if getattr(func, "namespace", "") == "prim":  # asks for a device; answers are remembered
             return result
         shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
         numbers = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _NUMBERS)]

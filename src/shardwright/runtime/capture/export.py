@@ -32,6 +32,7 @@ from shardwright.runtime.capture.prepare import (
     Batch,
     LossOnly,
     as_eager,
+    check_kinds,
     check_modules,
     eager_paths,
     fake_batch,
@@ -74,6 +75,7 @@ def capture(
     attributes, positions in a tuple) to be reported besides the loss. Raises CaptureError; the module itself is not changed.
     """
     dtype, mode = floating(precision), FakeTensorMode(allow_non_fake_inputs=True)
+    check_kinds(module, batch)
     with with_line(module):
         named = named_batch(module, batch)
         check_modules(module)

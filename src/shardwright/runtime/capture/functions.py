@@ -2,14 +2,15 @@
 
 Export keeps their forward and loses their backward. Here each application becomes an operator that
 calls the function. One whose forward and backward are seen to compute every element from those at
-the same place is of kind ``pointwise.NAME`` and may be split; another is opaque.
+the same place is of kind ``pointwise.NAME`` and may be split, ``bent.NAME`` where backward is not linear
+in the gradient it is given, as a clamp is not; another is opaque.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -168,11 +169,18 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         if not results or not all(isinstance(one, Tensor) for one in results):
             raise Unsupported(f"the custom gradient of {cls.__name__}")
         is_pointwise = _is_pointwise(cls, leaves, given)
+        word = (
+            "opaque"
+            if not is_pointwise
+            else "pointwise"
+            if _is_linear(cls, leaves, given)
+            else "bent"
+        )
     numbers = itertools.count()
     slots = [Slot(next(numbers)) if isinstance(one, Tensor) else one for one in leaves]
     note = f"the custom gradient of {cls.__name__} is one opaque operator and runs replicated"
     call = Opaque(
-        kind=f"{'pointwise' if is_pointwise else 'opaque'}.{cls.__name__}",
+        kind=f"{word}.{cls.__name__}",
         path=None,
         module=Applied(cls),
         state=(),
@@ -247,7 +255,50 @@ def _is_pointwise(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
     return small == large
 
 
+def _is_linear(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
+    """Whether the gradients that backward makes of a sum are the sums of those it makes of its terms."""
+
+    def back(*powers: int) -> Sequence[Tensor | None]:
+        def gradient(result: Tensor) -> Tensor:
+            steps = torch.linspace(-10, 20, result.numel()).reshape(result.shape)
+            return torch.stack([steps**power for power in powers]).sum(0).to(result)
+
+        return _differentiated(cls, _small(leaves, (2, 3)), given, gradient)[1]
+
+    return all(
+        (one + other - both).abs().max() <= 1000 * torch.finfo(both.dtype).eps * both.abs().max()
+        for one, other, both in zip(back(1), back(3), back(1, 3), strict=True)
+        if one is not None and other is not None and both is not None
+    )
+
+
 def _operators_of(cls: Any, leaves: Sequence[Any], given: Any, sizes: tuple[int, int]) -> list[Any]:
+    made = _small(leaves, sizes)
+    whole = torch.broadcast_shapes(*(one.shape for one in made if isinstance(one, Tensor)))
+    with _Elements() as elements:
+        results, found = _differentiated(cls, made, given, lambda one: torch.full_like(one, 0.5))
+    # A gradient of what was broadcast would be a sum over places.
+    if any(one is not None and one.shape != whole for one in (*results, *found)):
+        raise _Moves
+    return [sum(one.requires_grad for one in results), *elements.noted]
+
+
+def _differentiated(
+    cls: Any, made: Sequence[Any], given: Any, gradient: Callable[[Tensor], Tensor]
+) -> tuple[list[Tensor], Sequence[Tensor | None]]:
+    """Return a function's results, and the gradients of what it was given where those are ``gradient``."""
+    with torch.enable_grad():
+        # Both by what this module has not put something else in the place of.
+        results: list[Tensor] = pytree.tree_leaves(
+            super(Function, cls).apply(*pytree.tree_unflatten(list(made), given))
+        )
+        asked = [one for one in results if one.requires_grad]
+        wanted = [one for one in made if isinstance(one, Tensor) and one.requires_grad]
+        edges = [get_gradient_edge(one) for one in asked]
+        return results, run_backward(edges, [gradient(one) for one in asked], wanted)
+
+
+def _small(leaves: Sequence[Any], sizes: tuple[int, int]) -> list[Any]:
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     full = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     made: list[Any] = []
@@ -259,20 +310,4 @@ def _operators_of(cls: Any, leaves: Sequence[Any], given: Any, sizes: tuple[int,
         shape = [1 if n == 1 else sizes[(at + skipped) % 2] for at, n in enumerate(leaf.shape)]
         tensor = torch.linspace(-1.5, 1.5, max(1, torch.Size(shape).numel())).reshape(shape)
         made.append(tensor.to(leaf.dtype).requires_grad_(leaf.is_floating_point()))
-    whole = torch.broadcast_shapes(*(one.shape for one in made if isinstance(one, Tensor)))
-    with torch.enable_grad(), _Elements() as elements:
-        # Both by what this module has not put something else in the place of.
-        results = pytree.tree_leaves(
-            super(Function, cls).apply(*pytree.tree_unflatten(made, given))
-        )
-        if any(result.shape != whole for result in results):
-            raise _Moves
-        asked = [one for one in results if one.requires_grad]
-        wanted = [one for one in made if isinstance(one, Tensor) and one.requires_grad]
-        gradients = [torch.full_like(one, 0.5) for one in asked]
-        edges = [get_gradient_edge(one) for one in asked]
-        found = run_backward(edges, gradients, wanted)
-    # A gradient of what was broadcast would be a sum over places.
-    if any(one is not None and one.shape != whole for one in found):
-        raise _Moves
-    return [len(asked), *elements.noted]
+    return made

@@ -110,6 +110,19 @@ class Batch:
     scale: float
 
 
+def check_kinds(module: nn.Module, batch: Mapping[str, Any] | tuple[Any, ...]) -> None:
+    """Refuse what is no module, such as its class, and no batch, such as a tensor alone."""
+    if not isinstance(module, nn.Module):
+        raise CaptureError(
+            f"a model is a torch.nn.Module, not {module!r:.60}; make one of its class, or wrap the function in one"
+        )
+    if not isinstance(batch, Mapping | tuple | list):
+        raise CaptureError(
+            f"a batch is a dict of what forward takes by name, or a tuple of it by position, not a "
+            f"{type(batch).__name__}; put it into one"
+        )
+
+
 def named_batch(module: nn.Module, batch: Mapping[str, Any] | tuple[Any, ...]) -> dict[str, Any]:
     """Return the arguments of forward by name."""
     try:

@@ -41,7 +41,11 @@ KIND: dict[str, Rule] = {
     **sequences.RULES,
     **matrices.RULES,
 }
-SEEN: dict[str, Rule] = {"pointwise": pointwise.pointwise, "rowwise": indexing.rowwise}
+SEEN: dict[str, Rule] = {
+    "pointwise": pointwise.pointwise,
+    "bent": pointwise.pointwise,
+    "rowwise": indexing.rowwise,
+}
 
 
 def iterate(graph: OperatorGraph, index: int, rule: Rule | None = None) -> Iteration:

@@ -1,0 +1,92 @@
+"""Backwards that are not linear in the gradient they are given are given all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import InputError
+from shardwright.planner.lower import lower
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from tests.runtime.equivalence import assert_close, train_plain
+from tests.runtime.rehearsed import train_rehearsed
+
+pytestmark = pytest.mark.torch
+MOST = 0.01
+
+
+class Clamp(torch.autograd.Function):
+    """Holds a gradient within bounds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-MOST, MOST)
+
+
+class Hooked(nn.Module):
+    """A layer whose hook holds the gradient of what it is given within bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.linear.register_full_backward_hook(lambda *given: (given[1][0].clamp(-MOST, MOST),))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.tanh(x))
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.kind = nn.Linear(8, 8), nn.Linear(8, 4), kind
+        self.middle = Hooked() if kind == "hook" else nn.Tanh()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        weight = Clamp.apply(self.first.weight) if self.kind == "weight" else self.first.weight
+        x = self.middle(nn.functional.linear(x, weight, self.first.bias))
+        return nn.functional.mse_loss(self.last(Clamp.apply(x) if self.kind == "rows" else x), y)
+
+
+def test_gradients_of_microbatches_that_are_bent_one_by_one_are_refused() -> None:
+    batch = {"x": torch.zeros(8, 8), "y": torch.zeros(8, 4)}
+    graph = capture(Net("weight"), batch).graph
+    strategy = seed_strategy(graph, Seed(num_microbatches=2))
+    with pytest.raises(InputError, match=r"more than one microbatch.*bends the gradient"):
+        lower(graph, strategy)
+
+
+def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter for _, parameter in named], lr=1.0)
+
+
+@pytest.mark.parametrize("kind", ["hook", "weight", "rows"])
+@pytest.mark.parametrize("splits", ["samples", "columns"])
+def test_a_gradient_that_is_bent_is_summed_before(kind: str, splits: str) -> None:
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        batch = {"x": torch.randn(8, 8).double(), "y": 4 * torch.randn(8, 4).double()}
+        return Net(kind).double(), batch
+
+    module, batch = build()
+    captured = capture(module, batch)
+    strategy = seed_strategy(captured.graph, Seed(data=2))
+    if splits == "columns":
+        last = max(
+            place
+            for place, operator in enumerate(captured.graph.operators)
+            if operator.kind == "aten.linear.default"
+        )
+        configs = [replace(one, dims=("",)) for one in strategy.configs]
+        configs[last] = replace(configs[last], dims=("n",))
+        strategy = replace(strategy, configs=tuple(configs))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    assert_close(runs[0], train_plain(build, sgd), kind)
