@@ -26,7 +26,7 @@ demo: $(INSTALLED)
 	$(BIN)/shardwright demo --out out
 
 test: $(INSTALLED)
-	@echo "Compiling the planner's kernels and the packages, once; some 25 s"
+	@echo "Compiling the planner's kernels and the packages, once; some 50 s"
 	@$(BIN)/python -m tests.kernels
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

@@ -3,12 +3,15 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+
+from tests.runtime.captures import FOLDER
 
 # No time limit per example: the first one may compile a kernel, and machines differ.
 EXAMPLES = 300 if "SHARDWRIGHT_LAWS" in os.environ else 40
@@ -18,12 +21,14 @@ settings.load_profile("shardwright")
 
 @pytest.fixture(scope="module")
 def short_climbs() -> Iterator[None]:
-    """Climbs as short as they may be, for tests of anything but how far refinement comes: otherwise
-    it is a third of a small search. All of a file, since its tests share answers."""
+    """Climbs as short as they may be, and two candidates where nobody says how many, for tests of anything
+    but how far a search comes: both are half of a small one. All of a file, since its tests share answers."""
+    from shardwright.planner.search import Limits
     from shardwright.planner.search.proposers import refine
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(refine, "MOVES", refine.LEAST_MOVES)
+        patch.setitem(Limits.__init__.__kwdefaults__, "max_candidates", 2)
         yield
 
 
@@ -48,10 +53,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneWork
     return OneWorkerCaptures(config, log)
 
 
-def pytest_configure() -> None:
-    """Let signals end what tests start, also where the tests run in the background or under nohup."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let signals end what tests start, also where the tests run in the background or under nohup; and let all
+    processes of this run share what they capture."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if FOLDER not in os.environ:  # else this is a worker of the run
+        folder = tempfile.TemporaryDirectory(prefix="captures-")
+        os.environ[FOLDER] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,4 +75,4 @@ def pytest_collection_finish() -> None:
     """Let collections of garbage leave alone what all tests share: torch and the tests themselves; and
     look for cycles as seldom as the command line does while it searches, since often takes a tenth."""
     gc.freeze()
-    gc.set_threshold(100_000, 10, 10)
+    gc.set_threshold(500_000, 10, 10)

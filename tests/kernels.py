@@ -4,7 +4,6 @@ Workers that begin side by side would each compile what they need first, which t
 their tests. A compiled kernel lies beside its source, so this takes a second from the second time on.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,36 +18,35 @@ from tests.planner.search.models import cluster, mlp
 
 search(mlp(), cluster(2, 2, flops=1e10), CostTable(), limits=Limits(max_candidates=2))
 """
-PACKAGES = (
-    "import hypothesis, plotly.graph_objects, torch._dynamo, torch.export._trace, transformers"
-)
+# Problems that only searching around solves, counted in rounds: within a time it may not begin to.
+WIDE = """
+from shardwright.planner.solve.wide import solve
+from tests.planner.solve.wide.problems import random_problem
+
+for seed in range(4):
+    solve(random_problem(seed, num_nodes=20, num_edges=36, most=4), lambda count: count / 20)
+"""
+# What tests assert is compiled once, too, for all workers.
+PACKAGES = """
+import pytest
+
+pytest.main(["--collect-only", "-qq"])
+import hypothesis, plotly.graph_objects, torch._dynamo, torch.export._trace, transformers
+"""
 # The published planners of profiles run beside ours.
 LAYER = (
     "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=1e3, parameter_size=8.0"
 )
 PROFILE = f"node1 -- a -- {LAYER}\nnode2 -- b -- {LAYER}\n\tnode1 -- node2\n"
-# Two choices with two costs each; not both may take most.
-CONTEST = {
-    "nodes": {
-        "intervals": [[0, 2], [1, 3]],
-        "costs": [[1, 5], [2, 4]],
-        "usages": [[6, 3], [6, 3]],
-    },
-    "edges": {"nodes": [[0, 1]], "costs": [[0, 0, 9, 1]]},
-    "usage_limit": 10,
-}
 
 
 def main() -> int:
-    """Plan a small model and a profile, solve a small contest problem and import the packages, side by side."""
+    """Plan a small model and a profile, solve wide problems and import the packages, side by side."""
     with tempfile.TemporaryDirectory() as folder:
-        problem = Path(folder, "problem.json")
-        problem.write_text(json.dumps({"problem": CONTEST}))
         profile = Path(folder, "profile.txt")
         profile.write_text(PROFILE)
         commands = (
             ["-c", SEARCH],
-            ["-m", "shardwright", "iopddl", str(problem), "--seconds", "60"],
             [
                 "-m",
                 "shardwright",
@@ -60,6 +58,7 @@ def main() -> int:
                 "--bandwidth",
                 "1e9",
             ],
+            ["-c", WIDE],
             ["-c", PACKAGES],
         )
         started = [

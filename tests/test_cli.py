@@ -13,7 +13,6 @@ import pytest
 
 from shardwright.cli import app
 from tests.command import MODEL, fresh, shardwright
-from tests.kernels import CONTEST
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
 
@@ -35,6 +34,16 @@ COMMANDS = (
     "validate",
     "iopddl",
 )
+# Two choices with two costs each; not both may take most.
+CONTEST = {
+    "nodes": {
+        "intervals": [[0, 2], [1, 3]],
+        "costs": [[1, 5], [2, 4]],
+        "usages": [[6, 3], [6, 3]],
+    },
+    "edges": {"nodes": [[0, 1]], "costs": [[0, 0, 9, 1]]},
+    "usage_limit": 10,
+}
 PROFILED = ("plan", "--profile", "graph.txt")
 
 

@@ -1,4 +1,4 @@
-"""Kernels on disk: a cache that cannot be read or written is as good as none."""
+"""Kernels: a cache on disk that cannot be read or written is as good as none; constants are compiled once."""
 
 import os
 import subprocess
@@ -64,3 +64,27 @@ def test_a_disk_that_cannot_keep_what_was_compiled_changes_nothing(tmp_path):
         assert said(tmp_path) == "3\n"
     kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert all(path.stat().st_size <= 400 for path in kept)
+
+
+CALLS = """
+from shardwright.planner.compiled import compiled, inner
+
+@inner
+def added(one, other):
+    return one + other
+
+@compiled
+def total(pair):
+    found = 0
+    for one in pair:
+        found = added(found, one)
+    return added(added(found, 3), 4)
+
+print(total((1, 2)), added.signatures)
+"""
+
+
+def test_a_kernel_that_is_given_constants_is_compiled_once(tmp_path):
+    """Also for the first value of a variable."""
+    (tmp_path / "kernel.py").write_text(CALLS)
+    assert said(tmp_path) == "10 [(int64, int64)]\n"

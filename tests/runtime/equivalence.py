@@ -20,6 +20,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
+from tests.runtime.captures import shared
 from tests.runtime.world import run_ranks
 
 Factory = Callable[[], tuple[nn.Module, dict[str, Tensor]]]
@@ -41,10 +42,11 @@ class Run:
 def captured_of(
     factory: Callable[..., tuple[nn.Module, dict[str, Tensor]]], *arguments: Any, **options: Any
 ) -> tuple[nn.Module, dict[str, Tensor], Captured]:
-    """Build a model and capture it, once in a process: for tests that leave the model as it is.
-    ``options`` are the capture's."""
+    """Build a model and capture it, once in a run of tests: for those that leave the model as it is, and do
+    not ask what capturing it shows. ``options`` are the capture's."""
     module, batch = factory(*arguments)
-    return module, batch, capture(module, batch, **options)
+    make = partial(capture, module, batch, **options)
+    return module, batch, shared(make, factory, arguments, options)
 
 
 def batches(batch: dict[str, Tensor], steps: int = STEPS) -> list[dict[str, Tensor]]:

@@ -185,6 +185,9 @@ def test_where_everything_is_kept_training_is_as_without() -> None:
             torch.testing.assert_close(one, there[name], rtol=1e-13, atol=1e-13)
 
 
+WIDER = partial(zoo.gpt, width=64, length=8)
+
+
 @pytest.mark.parametrize(
     ("seed", "packs"),
     [
@@ -196,8 +199,7 @@ def test_where_everything_is_kept_training_is_as_without() -> None:
     ],
 )
 def test_only_sums_over_devices_are_compressed(seed: Seed, packs: bool) -> None:
-    module, batch = zoo.gpt(width=64, length=8, depth=2, dtype=torch.float64)
-    graph = capture(module, batch).graph
+    graph = captured_of(WIDER)[2].graph
     plain = seed_strategy(graph, seed)
     sent = [synchronised_bytes(lower(graph, one)) for one in (plain, packing(plain, "top-k"))]
     assert (sent[1] < 0.2 * sent[0]) is packs
@@ -363,7 +365,6 @@ def test_residuals_and_packing_take_the_memory_that_is_predicted() -> None:
 
 
 def test_every_transform_of_a_plan_is_priced_and_simulated() -> None:
-    module, batch = zoo.gpt(width=64, length=8, depth=2, dtype=torch.float64)
-    graph = capture(module, batch).graph
+    graph = captured_of(WIDER)[2].graph
     program = lower(graph, packing(seed_strategy(graph, Seed(data=2)), "top-k"))
     assert (program.kind == Kind.TRANSFORM).sum() == len(program.transforms) == 8

@@ -22,7 +22,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
 from tests import zoo
-from tests.runtime.equivalence import batches
+from tests.runtime.equivalence import batches, captured_of
 
 pytestmark = pytest.mark.ranks
 STEPS, FATAL = 4, 2
@@ -40,6 +40,10 @@ class Dropping(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         hidden = F.dropout(torch.relu(self.up(x)), 0.3, self.training)
         return F.cross_entropy(self.down(hidden), y)
+
+
+def dropping() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Dropping(), zoo.mlp(dtype=torch.float32)[1]
 
 
 def die(*_: object) -> None:
@@ -70,8 +74,7 @@ def arm_disk(place: int) -> None:
 def train(folder: str, victim: int, moment: Kind | int | None) -> list[float]:
     """Train, saving after every step. ``victim`` dies in step FATAL, at an instruction kind, or in
     the checkpoint after it (see ``arm_disk``)."""
-    module, batch = Dropping(), zoo.mlp(dtype=torch.float32)[1]
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(dropping)
     program = lower(captured.graph, seed_strategy(captured.graph, PLAN))
     executor = Executor(captured, program, module, optimizer=partial(torch.optim.AdamW, lr=1e-2))
     scheduler = torch.optim.lr_scheduler.StepLR(executor.optimizer, 1, gamma=0.7)

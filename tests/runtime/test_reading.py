@@ -27,13 +27,13 @@ from shardwright.errors import CheckpointError, InputError, RunError, Shardwrigh
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime import inputs
-from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.inputs import Needed
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.reading import Reader, as_read
 from shardwright.runtime.standing import KEY
 from shardwright.stalls import analyse
+from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -74,10 +74,14 @@ class Net(nn.Module):
         return self.down(self.up(x).tanh()).square().mean()
 
 
+def net() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Net(), {"x": torch.zeros(BATCH, 4, dtype=torch.float64)}
+
+
 def executor_of(plan: Seed | None = None, world: LocalWorld | None = None) -> Executor:
+    captured = captured_of(net)[2]
     torch.manual_seed(0)
     module = Net()
-    captured = capture(module, {"x": torch.zeros(BATCH, 4, dtype=torch.float64)})
     program = lower(captured.graph, seed_strategy(captured.graph, plan or Seed()))
     sgd = partial(torch.optim.SGD, lr=0.1)
     return Executor(captured, program, module, optimizer=sgd, options=RunOptions(world=world))

@@ -9,19 +9,19 @@ import pytest
 from shardwright.core.program import Message, Program
 from shardwright.planner.lower import check, lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
-from shardwright.runtime.capture import capture
 from tests import zoo
-from tests.runtime.equivalence import Factory, assert_equivalent
+from tests.runtime.equivalence import Factory, assert_equivalent, captured_of
 from tests.runtime.strategies import named
 
 pytestmark = pytest.mark.torch
 BATCH, LENGTH, CLASSES, FLOAT = 8, 8, 256, 8
 EXPERTS, CAPACITY, WIDTH, LAYERS = 4, 4, 16, 2
+TIED = partial(zoo.gpt, tied=True, length=LENGTH)
 
 
 def lowered(factory: Factory, seed: Seed) -> Program:
-    captured = capture(*factory())
-    program = lower(captured.graph, seed_strategy(captured.graph, seed))
+    graph = captured_of(factory)[2].graph
+    program = lower(graph, seed_strategy(graph, seed))
     check(program)
     return program
 
@@ -36,22 +36,21 @@ def activations(program: Program, primitive: str) -> list[Message]:
 
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_of_split_scores_only_the_sums_of_blocks_are_sent(tensor: int) -> None:
-    program = lowered(partial(zoo.gpt, tied=True, length=LENGTH), Seed(tensor=tensor))
+    program = lowered(TIED, Seed(tensor=tensor))
     (gathered,) = activations(program, "all_gather")
     blocks = 32
     assert gathered.bytes == BATCH * LENGTH * blocks * FLOAT
     scores = (BATCH, LENGTH, CLASSES // tensor)
-    graph = capture(*zoo.gpt(tied=True, length=LENGTH)).graph
+    graph = captured_of(TIED)[2].graph
     wide = {t for t, spec in enumerate(graph.tensors) if spec.shape == (BATCH, LENGTH, CLASSES)}
     shapes = {value.shape for value in program.values if value.tensor in wide}
     assert shapes == {scores}, "no device ever holds the scores of all classes"
 
 
 def test_tied_weights_stay_split_by_vocabulary() -> None:
-    factory = partial(zoo.gpt, tied=True, length=LENGTH)
-    graph = capture(*factory()).graph
+    graph = captured_of(TIED)[2].graph
     (table,) = (t for t in graph.parameters if graph.tensors[t].shape[0] == CLASSES)
-    program = lowered(factory, Seed(tensor=4))
+    program = lowered(TIED, Seed(tensor=4))
     shapes = {value.shape[0] for value in program.values if value.tensor == table}
     assert shapes == {CLASSES // 4}
 

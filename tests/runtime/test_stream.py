@@ -26,6 +26,7 @@ from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.status import INTERRUPTION
 from shardwright.runtime.train import LoopOptions, Step, train
+from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -44,13 +45,17 @@ class Noisy(nn.Module):
         return self.down(hidden).square().mean()
 
 
+def noisy(width: int) -> tuple[nn.Module, Batch]:
+    return Noisy(width), {"x": torch.zeros(8, 4, dtype=torch.float64)}
+
+
 def made(
     *, plan: Seed | None = None, world: LocalWorld | None = None, width: int = 16, **options: Any
 ) -> Executor:
     """Return an executor of equal weights every time, for batches of 8 and others."""
+    captured = captured_of(noisy, width)[2]
     torch.manual_seed(0)
     module = Noisy(width)
-    captured = capture(module, {"x": torch.zeros(8, 4, dtype=torch.float64)})
     strategy = seed_strategy(captured.graph, plan or Seed())
 
     def resized(batch: Any) -> tuple[Captured, Program]:

@@ -2,11 +2,13 @@
 
 import sys
 
+from shardwright.runtime.capture import capture
 from tests import zoo
 from tests.runtime.equivalence import captured_of
 
 _BEFORE = set(sys.modules)
-captured_of(zoo.mlp)
+capture(*zoo.mlp())
 # By capturing, besides what launched processes have imported already.
 IMPORTED = len(set(sys.modules) - _BEFORE)
-captured_of(zoo.gpt)
+for factory in (zoo.mlp, zoo.gpt):
+    captured_of(factory)

@@ -33,10 +33,23 @@ def _compile(function: Kernel, **options: bool | str) -> Kernel:
     njit = cast(Any, numba).njit
     try:
         kernel = njit(cache=True, nogil=True, **options)(function)
+        _forgive(kernel._cache)
     except RuntimeError:  # neither this folder nor the user's cache can be written
-        return cast(Kernel, njit(nogil=True, **options)(function))
-    _forgive(kernel._cache)
+        kernel = njit(nogil=True, **options)(function)
+    _compile_once(kernel)
     return cast(Kernel, kernel)
+
+
+def _compile_once(kernel: Any) -> None:
+    """Let kernels that call this one see an integer where it is given a constant: Numba would compile it, and
+    all that it calls, for each constant anew, also for the first value of a variable."""
+    template, kind_of = kernel.get_call_template, cast(Any, numba).types.unliteral
+
+    def template_of_kinds(args: tuple[Any, ...], kws: dict[str, Any]) -> object:
+        kinds = {name: kind_of(one) for name, one in kws.items()}
+        return template(tuple(kind_of(one) for one in args), kinds)
+
+    kernel.get_call_template = template_of_kinds
 
 
 def _forgive(cache: Any) -> None:

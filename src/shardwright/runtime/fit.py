@@ -42,15 +42,17 @@ def step_bytes(
         _train(recomputed(module) if recompute else module, batch, optimizer, precision)
 
     try:
-        return _gpu_peak(train, device) if device.type == "cuda" else _cpu_peak(train)
+        found = _peak(train, device)
     except Exception as error:
         if not is_exhaustion(error):
             raise
-        return math.inf
-    finally:
-        gc.collect()  # what a failed step left in cycles
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        found = math.inf
+    is_gpu = device.type == "cuda"
+    if is_gpu or math.isinf(found):
+        gc.collect()  # what a step left in cycles, a failed one above all
+    if is_gpu:
+        torch.cuda.empty_cache()
+    return found
 
 
 def _train(module: nn.Module, batch: Mapping[str, Any], optimizer: str, precision: str) -> None:
@@ -63,6 +65,10 @@ def _train(module: nn.Module, batch: Mapping[str, Any], optimizer: str, precisio
         loss.backward()
         update.step()
         update.zero_grad(set_to_none=True)
+
+
+def _peak(train: Any, device: torch.device) -> float:
+    return _gpu_peak(train, device) if device.type == "cuda" else _cpu_peak(train)
 
 
 def _gpu_peak(train: Any, device: torch.device) -> float:

@@ -15,7 +15,7 @@ from shardwright.core.plan import Plan
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search import Goal, Limits, best_of, curve, search
 from shardwright.planner.search.goals import device_numbers
-from tests.planner.search.models import cluster, residual
+from tests.planner.search.models import cluster, mlp
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
 
@@ -24,7 +24,7 @@ FEW = Limits(max_candidates=2)
 
 
 def problem(hosts: int, devices: int) -> tuple[OperatorGraph, Cluster, CostTable]:
-    graph = residual(batch=16, width=64, depth=1, classes=16)
+    graph = mlp(batch=16, width=128, depth=2)
     return graph, cluster(hosts, devices, **SLOW), CostTable()
 
 

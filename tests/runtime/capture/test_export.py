@@ -15,7 +15,6 @@ from shardwright.planner.space import find_samples
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.capture.export import bind_tensors, evaluate
 from tests import zoo
-from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -110,12 +109,12 @@ def test_equal_layers_have_equal_signatures() -> None:
 
 
 def fingerprint() -> tuple[int, str]:
-    return hash("a process's own"), captured_of(zoo.gpt)[2].graph.fingerprint
+    return hash("a process's own"), capture(*zoo.gpt()).graph.fingerprint
 
 
 @pytest.mark.ranks
 def test_fingerprints_agree_between_processes() -> None:
-    """The fork server, which captured it, hashes otherwise than this process."""
+    """What the fork server forks hashes otherwise than this process."""
     ((other, found),) = run_ranks(1, fingerprint)
     own, expected = fingerprint()
     assert found == expected

@@ -88,16 +88,14 @@ def test_requests_become_records_under_the_planners_keys():
 
 def test_operators_of_a_model_that_outgrows_caches_have_records_of_their_own():
     """A layer of a deep model finds nothing of it in the caches, of a shallow one all."""
-    setting, shapes = Setting(environment="e"), ((8, 512), (512, 512), (512,))
-    keys: dict[bool, str] = {}
-    for depth in (1, 10):
-        model = captured("mlp", batch=8, width=512, depth=depth)
-        kinds = [operator.kind for operator in model.graph.operators]
-        request = (kinds.index("aten.linear.default"), shapes, ((8, 512),))
-        records = measure_operators(model, [request], setting, budget_seconds=0.1)
-        assert len(records) == 2
-        keys[model.graph.outgrows_caches] = records[0].key
-    assert keys[True] == keys[False] + "|from memory"
+    shallow, deep = (captured("mlp", batch=8, width=512, depth=depth) for depth in (1, 10))
+    assert [one.graph.outgrows_caches for one in (shallow, deep)] == [False, True]
+    first = [operator.kind for operator in deep.graph.operators].index("aten.linear.default")
+    request = (first, ((8, 512), (512, 512), (512,)), ((8, 512),))
+    usual = make_shard(shallow, request, "cpu", "float32")
+    assert usual is not None
+    records = measure_operators(deep, [request], Setting(environment="e"), budget_seconds=0.1)
+    assert [one.key for one in records] == [f"{key}|from memory" for key in usual.keys]
 
 
 def test_shards_of_an_operator_run_on_their_local_shapes():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import pickle
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -161,7 +162,7 @@ def generator_state(value: Any) -> Any:
 
 def python_numbers() -> Any:
     """Return the states of Python's and NumPy's random numbers, equal if nothing was drawn."""
-    return random.getstate(), repr(np.random.get_state(legacy=False))
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,13 @@ class Switches:
         self.module = module
         self.ever = False  # whether any was switched off
         self._own = {id(one): name for name, one in module.named_parameters()}
+        holders = (
+            (child._parameters, name)
+            for child in module.modules()
+            for name, tensor in child._parameters.items()
+            if tensor is not None
+        )
+        self._holder, self._place = next(holders, ({}, ""))
         self._first: Tensor | None = None
         self._held: set[int] = set()
         self._off: list[tuple[Tensor, Tensor, str, str]] = []
@@ -69,7 +76,7 @@ class Switches:
 
     def _is_held(self, tensor: Tensor) -> bool:
         """Whether the module holds a tensor, by an index that lasts while its first parameter stays."""
-        first = next(self.module.parameters(), None)
+        first = self._holder.get(self._place)
         if first is not self._first:
             self._first = first
             self._held = {id(one) for one in self.module.parameters()}
