@@ -34,12 +34,9 @@ from shardwright.planner.model.terms import (
 )
 from shardwright.planner.search.bounds import Least, least_rounds, own_rounds
 from shardwright.planner.search.labels import describe
-from shardwright.planner.search.steering import BACKWARD, CLOSE, HIDDEN, MEANS, POINTS, ROOMY
+from shardwright.planner.search.steering import BACKWARD, CANDIDATES, CLOSE, HIDDEN, MEANS, ROOMY
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
-
-# Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
-WEIGHINGS = ((HIDDEN, HIDDEN), (1.0, HIDDEN), (1.0, 1.0))
 
 Assignment = tuple[int, ...]
 
@@ -141,10 +138,12 @@ def solve(
     least = exposed_share(problem.context, len(problem.mesh.sizes))
     found: dict[tuple[object, ...], Candidate] = {}
     bound, fastest, is_free = least_of(problem.context, arrangement, math.inf), math.inf, False
-    for hidden, synced in WEIGHINGS[: 1 if problem.is_wide else None]:
+    # Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
+    weighings = ((HIDDEN, HIDDEN), (1.0, HIDDEN), (1.0, 1.0))
+    for hidden, synced in weighings[: 1 if problem.is_wide else None]:
         shares = (max(least, hidden), max(least, synced))
         view = problem.elimination(search_weights(arrangement, *shares))
-        curve = hull(view, POINTS, limit, CLOSE * best)
+        curve = hull(view, CANDIDATES // 2, limit, CLOSE * best)
         own = curve.bound(limit)
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf

@@ -33,22 +33,21 @@ FAR = 2.0
 # Operators simulated to refine one plan; the one budget in which simulations are counted. Time grows with
 # it, gains level off.
 BUDGET = 20_000
-# A plan is refined by at most so many moves (chains of small graphs end before), by no fewer than these, else
-# not at all (nothing is found by so few; graphs that allow them are "small": their whole frontier is
-# looked at), and with so many in vain a climb ends.
-MOVES, LEAST_MOVES, PATIENCE = 400, 20, 50
+# A plan is refined by no fewer moves than these, else not at all (nothing is found by so few; graphs that allow
+# them are "small": their whole frontier is looked at), and with so many in vain a climb ends.
+LEAST_MOVES, PATIENCE = 20, 50
+# By no more than these: chains of small graphs end before.
+MOVES = BUDGET // PATIENCE
 # So many times the budget where more can be gained: where the bound lies below the fastest plan by more than
 # its half-width; and so many times the candidates where two free axes make many alike.
 MORE = 3
-# So many candidates of the additive model are simulated if nobody says; of large graphs a third.
+# So many candidates of the additive model are simulated if nobody says; of large graphs a third. Two of so many
+# are worked on further, and half as many points has an arrangement's hull before only those around the memory
+# limit are refined.
 CANDIDATES = 12
-# One in so many of these is worked on further.
-PART = 6
 # Of a list that is sorted by promise, the first so many: blocks whose gradients leave last, ways to split an
 # operator.
 FEW = 3
-# Points of an arrangement's hull, before only those around the memory limit are refined further.
-POINTS = 6
 # Neighbours on the frontier are far apart if time and memory both differ by more than this share.
 SPACING = 0.15
 

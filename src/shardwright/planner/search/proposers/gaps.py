@@ -25,7 +25,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import PART, POINTS, SPACING
+from shardwright.planner.search.steering import CANDIDATES, SPACING
 from shardwright.planner.solve.frontier import between, falling, hull
 
 
@@ -63,7 +63,7 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
     """
     if spacing is None and not pool.is_small:
         return
-    most = pool.count // 2 if spacing is None else PART * pool.count
+    most = pool.count // 2 if spacing is None else CANDIDATES * pool.count // 2
     filling = _Filling(pool, SPACING if spacing is None else spacing, spacing is not None)
     for turn in range(most):
         pool.tell(turn / most, "filling the frontier")
@@ -153,7 +153,7 @@ def _more(pool: Pool, arrangement: Arrangement, epsilon: float) -> list[Candidat
     if problem.is_wide:  # every minimum takes seconds there
         return []
     view = problem.elimination(likely_weights(problem, arrangement))
-    points = list(hull(view, 4 * POINTS).points)
+    points = list(hull(view, 2 * CANDIDATES).points)
     for ends in itertools.pairwise(tuple(points)):
         points += between(view, *ends, epsilon)
     found = list(from_points(problem, arrangement, points, pool.room))

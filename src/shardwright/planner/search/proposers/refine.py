@@ -14,7 +14,6 @@ from shardwright.planner.search.steering import (
     LEAST_MOVES,
     MORE,
     MOVES,
-    PART,
     PATIENCE,
 )
 
@@ -31,7 +30,7 @@ def refined(pool: Pool) -> Proposals:
         return
     # Where patience ends most climbs, there is time for more.
     is_cheap = operators * 2 * PATIENCE <= BUDGET
-    count = max(1, pool.count // PART) * (2 if pool.is_small and (is_open or is_cheap) else 1)
+    count = pool.further * (2 if pool.is_small and (is_open or is_cheap) else 1)
     few = [] if pool.is_small else _of_another_schedule(unlike, count)
     for evaluation in [*unlike[:count], *few]:
         yield Proposal(0.0, partial(_refined, pool, evaluation, effort))

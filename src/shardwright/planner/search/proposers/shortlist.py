@@ -14,7 +14,7 @@ from shardwright.planner.model.arrangements import FEW, Arrangement
 from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import ALIKE, CLOSE, MORE, PART
+from shardwright.planner.search.steering import ALIKE, CLOSE, MORE
 from shardwright.planner.solve.frontier import falling
 
 
@@ -103,7 +103,7 @@ def _corrected(pool: Pool) -> Proposals:
         if candidate.arrangement in missing and candidate.bytes <= pool.room:
             known = fastest.get(candidate.arrangement, math.inf)
             fastest[candidate.arrangement] = min(known, candidate.seconds)
-    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[: max(2, pool.count // PART)]:
+    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[: max(2, pool.further)]:
         if not -NEAR * pool.room < missing[arrangement] <= 0:
             room = pool.room - missing[arrangement]
             yield Proposal(0.0, partial(_solved_again, pool, arrangement, room))
