@@ -34,7 +34,7 @@ from shardwright.planner.model.terms import (
 )
 from shardwright.planner.search.bounds import Least, least_rounds, own_rounds
 from shardwright.planner.search.labels import describe
-from shardwright.planner.search.steering import BACKWARD, CANDIDATES, CLOSE, HIDDEN, MEANS, ROOMY
+from shardwright.planner.search.steering import CANDIDATES, CLOSE, HIDDEN, MEANS
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
 
@@ -147,7 +147,7 @@ def solve(
         own = curve.bound(limit)
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf
-            is_free = bool(curve.points) and curve.points[0].bytes <= ROOMY * limit
+            is_free = bool(curve.points) and CLOSE * curve.points[0].bytes <= limit
             bound = _relaxed(problem, arrangement, curve, limit, enough)
         mixes = own < min(promised, best)
         for candidate in _from_hull(problem, arrangement, view, curve, limit, mixes):
@@ -315,11 +315,11 @@ def _cut(
 def exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
     """Estimate which shares of gathers and of gradient synchronisation computation cannot hide.
 
-    Gathers hide behind the microbatch they serve, gradients behind the last one's backward.
+    Gathers hide behind the microbatch they serve, gradients behind the last one's backward: two products of three.
     """
     compute, gather, sync = (float(columns[kind].sum()) for kind in (EACH, GATHER, SYNC))
     unlucky = least + HIDDEN * (1 - least)
-    behind = compute * BACKWARD
+    behind = compute * 2 / 3
     return (
         max(unlucky, 1 - compute / gather) if gather > 0 else unlucky,
         max(unlucky, 1 - behind / sync) if sync > 0 else unlucky,

@@ -25,7 +25,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import CANDIDATES, SPACING
+from shardwright.planner.search.steering import CANDIDATES, CLOSE
 from shardwright.planner.solve.frontier import between, falling, hull
 
 
@@ -58,13 +58,13 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
     """Propose candidates in the widest gaps of the frontier, one after another.
 
     A gap is where time and memory of neighbours both differ by more than ``spacing`` (a share; None:
-    by ``SPACING``, from known candidates only, and in large graphs nothing). One that a candidate misses
+    by ``CLOSE``, from known candidates only, and in large graphs nothing). One that a candidate misses
     is left as it is.
     """
     if spacing is None and not pool.is_small:
         return
     most = pool.count // 2 if spacing is None else CANDIDATES * pool.count // 2
-    filling = _Filling(pool, SPACING if spacing is None else spacing, spacing is not None)
+    filling = _Filling(pool, CLOSE - 1 if spacing is None else spacing, spacing is not None)
     for turn in range(most):
         pool.tell(turn / most, "filling the frontier")
         gap = filling.widest()

@@ -11,8 +11,8 @@ from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import (
     BUDGET,
     CLOSE,
+    FEW,
     LEAST_MOVES,
-    MORE,
     MOVES,
     PATIENCE,
 )
@@ -40,7 +40,7 @@ def refined(pool: Pool) -> Proposals:
 def _effort(operators: int, is_open: bool) -> Effort:
     """Return how long plans of so many operators are refined; ``is_open``: where more can be gained."""
     return Effort(
-        moves=min(BUDGET * (MORE if is_open else 1) // operators, MOVES),
+        moves=min(BUDGET * (FEW if is_open else 1) // operators, MOVES),
         patience=PATIENCE * (2 if is_open else 1),
     )
 
