@@ -2,8 +2,8 @@
 
 Two plans are "the same" to the search when they differ by less than a share of the half-width of the
 difference of like plans (``judge.ties``). The numbers may be tuned on the "tuned" half
-of the suite of ``benchmarks/mcmc.py`` only. Not here: what explanations look at (``reasons``) and how costs
-are fitted (``refit``), which steer no search.
+of the suite of ``benchmarks/mcmc.py`` only. Not here: what steers no search (``tests/house/test_complexity.py`` says of
+each number what it is instead).
 """
 
 from __future__ import annotations
