@@ -95,24 +95,22 @@ def plan_order(
             f"schedule {schedule} is planned for equal workers that split nothing; leave kinds of "
             "workers and --shards out"
         )
-    count, plans, refused = problem.num_workers, list[PipelinePlan](), list[NoRoom]()
+    plans, refused = list[PipelinePlan](), list[NoRoom]()
     if lines:
-        ways = [meshes_of(lines)]
         check_order(lines, (), problem.microbatches)
-    else:
-        ways = _crews(schedule, count)
+    ways = [meshes_of(lines)] if lines else _crews(schedule, problem.num_workers)
     for crews, counts_transfers in product(ways, (False, True)):
         ends = balanced(problem, sum(map(len, crews)), counts_transfers)
         try:
             plans += [_placed(problem, schedule, crews, ends, lines)] if ends else []
         except NoRoom as error:
             refused.append(error)
-    if refused and not plans:
-        raise min(refused, key=lambda one: one.most)
     if not plans:
+        if refused:
+            raise min(refused, key=lambda one: one.most)
         parts = sum(map(len, ways[-1]))
         raise NoPlan(
-            f"schedule {schedule} on {count} workers needs at least {parts} parts, and the profile "
+            f"schedule {schedule} on {problem.num_workers} workers needs at least {parts} parts, and the profile "
             f"cannot be cut into so many",
             remedy="take fewer workers, or a schedule with one part each, such as 1f1b-sno",
         )

@@ -89,6 +89,10 @@ def with_weights_late(
     return placed[0] if placed else tuple(lines)
 
 
+def _without_weights(line: Line) -> list[Action]:
+    return [action for action in line if action.phase in "FI"]
+
+
 class _Play:
     """The state of devices that decide one after another in the order of time."""
 
@@ -108,7 +112,7 @@ class _Play:
         self.arrived["F"][0] = [0.0] * count
         self.free, self.memory, self.idle, self.begin = ([0.0] * len(crews) for _ in range(4))
         self.lines: list[list[Action]] = [[] for _ in crews]
-        self.given = [[one for one in line if one.phase in "FI"] for line in given]
+        self.given = list(map(_without_weights, given))
         self.awake = [(0.0, device) for device in range(len(crews))]
 
     def choose(self, device: int, time: float) -> tuple[Action | None, float]:
