@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from choice_models import BATCHES
+from ranks import inside, run_all
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
@@ -147,23 +148,13 @@ class Hosts:
 
     def on_each(self, *words: str) -> None:
         """Run Python with these arguments under torchrun, a rank on each host."""
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-        ranks = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run",
-                 "--nnodes", str(len(self.names)), "--node-rank", str(number), "--nproc-per-node", "1",
-                 "--master-addr", "10.84.0.1", "--master-port", "29517", *words],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for number, host in enumerate(self.names)
+        where = ["--nproc-per-node", "1", "--master-addr", "10.84.0.1", "--master-port", "29517"]
+        commands = [
+            [*prefix, sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(self.names)),
+             "--node-rank", str(number), *where, *words]
+            for number, prefix in enumerate(inside(self.names))
         ]  # fmt: skip
-        try:
-            ends = [rank.communicate(timeout=TIMEOUT) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(rank.returncode for rank in ranks):
-            raise RuntimeError("\n".join(err[-800:] for _, err in ends))
+        run_all(commands, {"GLOO_SOCKET_IFNAME": "eth0"}, TIMEOUT)
 
     def case(self, name: str) -> Case:
         """Measure, plan and tune one model."""

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 import numpy as np
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import inside, run_ranks
 from torch import Tensor, nn
 
 from shardwright.core.compression import sent_share
@@ -301,7 +301,7 @@ def places(link: str, ranks: int) -> Iterator[tuple[list[list[str]], str]]:
         yield [[] for _ in range(ranks)], "127.0.0.1:29533"
         return
     with hosts(ranks, link, "swk") as names:
-        yield [["ip", "netns", "exec", name] for name in names], "10.84.0.1:29533"
+        yield inside(names), "10.84.0.1:29533"
 
 
 def run_setting(link: str, ranks: int, options: argparse.Namespace) -> list[Ran]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import inside, run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -110,7 +110,7 @@ def timed(
     gc.collect()
     found = list[Ran]()
     for name, steps in laps.items():
-        low, middle, high = statistics.quantiles(steps, n=4, method="inclusive")
+        low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
         found.append(Ran(name, middle, (high - low) / 2, computing))
     return found
 
@@ -201,8 +201,7 @@ def run_link(link: str, options: argparse.Namespace) -> None:
     with hosts(options.hosts, link, "swm") as names:
         words = ["--links", link, "--hosts", str(options.hosts), "--parts", options.parts]
         words += ["--only", options.only, "--turns", str(options.turns)]
-        before = [("ip", "netns", "exec", name) for name in names]
-        run_ranks(before, (__file__, *words), {"GLOO_SOCKET_IFNAME": "eth0"}, 1200)
+        run_ranks(inside(names), (__file__, *words), {"GLOO_SOCKET_IFNAME": "eth0"}, 1200)
 
 
 def told(rows: Sequence[Ran]) -> None:

@@ -15,7 +15,6 @@ import os
 import pickle
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks import inside, run_ranks
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -218,12 +218,12 @@ def _timed(executor: Executor, batch: dict[str, Tensor]) -> float:
     return time.perf_counter() - begin
 
 
-def worker(setup: str, steps: int, groups: tuple[int, ...], result: str) -> None:
+def worker(steps: int, groups: tuple[int, ...], result: Path) -> None:
     """Be one host's rank, started inside its namespace."""
     rank, _ = join_world(timeout=120)
-    found = train(setup, steps, groups)
+    found = train("hosts", steps, groups)
     if rank == 0:
-        Path(result).write_bytes(pickle.dumps(found))
+        result.write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -232,22 +232,10 @@ def train_on_hosts(steps: int, groups: tuple[int, ...]) -> dict[str, object]:
     """Start one rank in each of four namespaces and return what rank 0 found."""
     with hosts(4, RATE) as names, tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
-        arguments = json.dumps(["hosts", steps, list(groups), str(result)])
-        ranks: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank, name in enumerate(names):
-                environment = dict(
-                    os.environ,
-                    RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK="0", OMP_NUM_THREADS="1",
-                    MASTER_ADDR="10.84.0.1", MASTER_PORT="29400", GLOO_SOCKET_IFNAME="eth0",
-                )  # fmt: skip
-                command = ["ip", "netns", "exec", name, sys.executable, __file__]
-                ranks.append(subprocess.Popen([*command, "--worker", arguments], env=environment))
-            if any(rank.wait(timeout=1500) for rank in ranks):
-                raise SystemExit("a rank failed on the hosts")
-        finally:
-            for rank in ranks:
-                rank.kill()
+        words = ["--out", str(result), "--steps", str(steps), "--groups", *map(str, groups)]
+        meet = {"LOCAL_RANK": "0", "MASTER_ADDR": "10.84.0.1", "MASTER_PORT": "29400",
+                "GLOO_SOCKET_IFNAME": "eth0"}  # fmt: skip
+        run_ranks(inside(names), (__file__, *words), meet, 1500)
         return pickle.loads(result.read_bytes())  # written by our own child, above
 
 
@@ -395,11 +383,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--only", choices=sorted(PLANS), default=None)
     parser.add_argument("--json", default="", help="also write all cases to this file")
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    for name, sort in (("--rank", int), ("--out", Path)):
+        parser.add_argument(name, type=sort, help=argparse.SUPPRESS)
+    parser.add_argument("--groups", type=int, nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        setup, steps, groups, result = json.loads(options.worker)
-        worker(setup, steps, tuple(groups), result)
+    if options.rank is not None:
+        worker(options.steps, tuple(options.groups), options.out)
         return 0
     console, watch = Console(width=150), Watch()
     captures = {name: capture(*make()) for name, make in MODELS.items()}

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from processor import machine
+from ranks import inside, run_ranks
 from rich.console import Console
 from rich.table import Table
 
@@ -167,25 +166,9 @@ def between(names: list[str], turns: int) -> Any:
     """Run a rank on each host; return what they wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder, "rows.json"))
-        ranks = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", host, sys.executable, __file__, "--rank", out,
-                 "--hosts", str(len(names)), "--turns", str(turns)],
-                env=os.environ | {
-                    "RANK": str(number), "WORLD_SIZE": str(len(names)), "OMP_NUM_THREADS": "1",
-                    "MASTER_ADDR": "10.84.0.1", "MASTER_PORT": "29519", "GLOO_SOCKET_IFNAME": "eth0",
-                },
-                stderr=subprocess.PIPE, text=True,
-            )
-            for number, host in enumerate(names)
-        ]  # fmt: skip
-        try:
-            errors = [one.communicate(timeout=TIMEOUT)[1] for one in ranks]
-        finally:
-            for one in ranks:
-                one.kill()
-        if any(one.returncode for one in ranks):
-            raise RuntimeError("\n".join(error[-800:] for error in errors))
+        words = ["--out", out, "--hosts", str(len(names)), "--turns", str(turns)]
+        meet = {"MASTER_ADDR": "10.84.0.1", "MASTER_PORT": "29519", "GLOO_SOCKET_IFNAME": "eth0"}
+        run_ranks(inside(names), (__file__, *words), meet, TIMEOUT)
         return json.loads(Path(out).read_text())
 
 
@@ -194,10 +177,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--hosts", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank:
-        rank(options.hosts[0], options.turns, options.rank)
+    if options.rank is not None:
+        rank(options.hosts[0], options.turns, options.out)
         return 0
     if refusal := why_not():
         print(f"skipped: {refusal}")

@@ -276,8 +276,8 @@ def test_a_contest_problem_that_cannot_fit_ends_with_1(tmp_path):
 def test_published_runs_are_laid_beside_predictions(tmp_path):
     (tmp_path / "runs.csv").write_text(
         "id,source_id,model,layers,hidden,heads,seq,vocab,gpu,gpus,micro_batch,global_batch,iter_s,ffn_hidden,ffn_type,framework\n"
-        "a,s,Small,3,64,4,64,256,A100,8,1,16,0.01,,,\n"
-        "b,s,Small,3,64,4,64,256,A100,7,1,16,0.01,,,\n"
+        "a,a-paper-of-2021,Small,3,64,4,64,256,A100,8,1,16,0.01,,,\n"
+        "b,a-paper-of-2021,Small,3,64,4,64,256,A100,7,1,16,0.01,,,\n"
         "c,s,Llama,1,1,1,1,1,A100,1,1,1,,1,swiglu,HF transformers\n"
     )
     done = shardwright("validate", "runs.csv", "--json", folder=tmp_path)
@@ -294,6 +294,9 @@ def test_published_runs_are_laid_beside_predictions(tmp_path):
     assert found["overall"]["order"]["tau"] is None
     table = shardwright("validate", "runs.csv", "--cases", folder=tmp_path)
     assert "2 of 3 runs (66.7 %) cannot be expressed" in table.stdout
+    assert (
+        table.stdout.count("a-paper-of-2021") == 3
+    )  # in one piece: of two runs, and of their source
 
 
 def test_a_wrong_file_of_runs_is_refused_with_its_place(tmp_path):

@@ -41,7 +41,6 @@ def test_records_come_back_equal_and_in_order(tmp_path: Path):
         assert store.find([f"k{i}" for i in range(700)], "here") == records[:-1]
         assert store.find(["x"], "there") == records[-1:]
         assert store.find(["x"], "here") == []
-        assert store.environments() == [("here", 1500), ("there", 1)]
 
 
 def test_reading_a_store_that_is_not_there_creates_nothing(tmp_path: Path):

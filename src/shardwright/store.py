@@ -126,17 +126,6 @@ class Store:
             return [record for _, record in sorted(found, key=lambda pair: pair[0])]
         return []
 
-    def environments(self) -> list[tuple[str, int]]:
-        """Return every environment with its number of records."""
-        with self._explained("read"):
-            if self._connection is None:
-                return []
-            query = (
-                "SELECT environment, COUNT(*) FROM record GROUP BY environment ORDER BY environment"
-            )
-            return [(str(name), int(count)) for name, count in self._connection.execute(query)]
-        return []
-
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         connection.set_progress_handler(lambda: time.thread_time() > self._deadline, _LOOK_EVERY)

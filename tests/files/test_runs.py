@@ -48,7 +48,7 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
         (HEADER + ROW.replace("0.5", "nan"), "row 2, column iter_s: .*not 'nan'"),
         (HEADER + ROW.replace(",64", ","), "row 2, column hidden: is blank"),
         (HEADER + ROW.replace("0.5,", "0.5,x,y,z"), "row 2: has 2 cells more"),
-        (HEADER + ROW + '"b,s\n', "not valid CSV"),
+        (HEADER + ROW + '"b,s\n', "row 3: no table"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(text: str, message: str) -> None:

@@ -125,6 +125,18 @@ def test_too_little_memory_names_the_worker_and_a_remedy():
         plan_order(problem(chain([1.0] * 4), 4, 6, memory=2 * WEIGHTS + 1), "zb-2p")
 
 
+def test_a_cut_without_room_leaves_the_others():
+    """Cut by compute, one worker holds all weights and what is sent most; by transfers too, it fits."""
+    made = ((2.0, 100.0, 0.0), (1.0, 1.0, 0.0), (1.0, 1.0, 80.0))
+    layers = tuple(
+        Layer(name=f"l{i}", forward_seconds=t, backward_seconds=2 * t, activation_bytes=a, parameter_bytes=w)
+        for i, (t, a, w) in enumerate(made)
+    )  # fmt: skip
+    graph = LayerGraph(name="chain", layers=layers, edges=((0, 1), (1, 2)))
+    found = plan_order(problem(graph, 2, 4, bandwidth=10.0, memory=250.0), "1f1b-sno")
+    assert [stage.memory_bytes for stage in found.stages] == [2 * 101.0, 2 * 80.0 + 2.0]
+
+
 def test_a_study_shows_every_schedule_or_why_not():
     study = study_orders(problem(chain([1.0] * 5), 4, 6), "zb-h1")
     told = {plan.schedule for plan in study.rivals} | {name for name, _ in study.refusals}

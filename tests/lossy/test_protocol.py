@@ -9,11 +9,11 @@ from shardwright.errors import InputError, RunError
 from shardwright.lossy import Parts, Sums, Tolerance, Transport
 from shardwright.lossy.endpoint import Endpoint
 from shardwright.lossy.labels import labelled
-from shardwright.lossy.messages import uniform, unlabelled
-from shardwright.lossy.network import Faults, LossyNetwork
+from shardwright.lossy.messages import uniform
 from shardwright.lossy.pace import Pace, Report
 from shardwright.lossy.packets import HEADER_BYTES, Packets, Shape, blank, heads_of, seal
 from shardwright.lossy.settings import lost_at_most
+from tests.lossy.network import Faults, LossyNetwork, unlabelled
 
 SMALL = Transport(packet_bytes=256, timeout=20)  # 26 values of 8 bytes a packet
 VALUES = 26

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shardwright.lossy import Sums, Tolerance, Transport
-from shardwright.lossy.network import Faults, LossyNetwork
+from tests.lossy.network import Faults, LossyNetwork
 
 FEATURES, CLASSES, BATCH, STEPS, RANKS = 25, 100, 32, 30, 2
 FIXED = np.random.default_rng(7).standard_normal((FEATURES, CLASSES))

@@ -68,7 +68,25 @@ class CacheState:
     place: str
 
 
-class MinIOCache:
+class Misses:
+    """How often, and how much, a cache read from storage in this process."""
+
+    misses = read_bytes = 0
+
+    def read_storage(self, read: Callable[[], bytes]) -> bytes:
+        """Return what storage gives of an item."""
+        self.misses += 1
+        data = read()
+        if not isinstance(cast(object, data), bytes | bytearray | memoryview):
+            raise InputError(
+                f"what is cached of an item are bytes as they were read, but what reads gave {type(data).__name__}; "
+                "return bytes, and decode what get returns"
+            )
+        self.read_bytes += len(data)
+        return data
+
+
+class MinIOCache(Misses):
     """Bytes of items by key; what is once in stays until the last process has closed it.
 
     ``capacity``: bytes of items, each rounded up to 64. ``name``: processes that give the same one share the cache; a
@@ -106,7 +124,7 @@ class MinIOCache:
         self._counts = memoryview(self._map)[_COUNTS_AT : _COUNTS_AT + 32].cast("Q")
         self._bytes = memoryview(self._map).toreadonly()[self._start :]
         self._checked = bytearray(self._slots)
-        self.hits = self.misses = self.read_bytes = 0
+        self.hits = 0
         try:
             self._enter_process()
         except OSError as error:
@@ -141,7 +159,7 @@ class MinIOCache:
         if found is not None:
             self.hits += 1
             return found
-        data = self._read(read)
+        data = self.read_storage(read)
         self.put(digest, data)
         return data
 
@@ -155,14 +173,8 @@ class MinIOCache:
         """Return bytes ``part[0]`` to ``part[1]`` of an item of this length; ``read(start, end)`` reads storage,
         the whole item where there is room for it."""
         if not self.has_room(length) and self.find(digest_of(key)) is None:
-            return self._read(lambda: read(*part))
+            return self.read_storage(lambda: read(*part))
         return bytes(self.view(key, lambda: read(0, length))[part[0] : part[1]])
-
-    def _read(self, read: Callable[[], bytes]) -> bytes:
-        self.misses += 1
-        data = bytes_of(read)
-        self.read_bytes += len(data)
-        return data
 
     def find(self, digest: bytes) -> memoryview | None:
         """Return an item by its digest, None where it is not cached, or no longer what was put in."""
@@ -345,17 +357,6 @@ def digest_of(key: str | bytes) -> bytes:
         raise InputError(
             f"an item is known by text or bytes, not {type(key).__name__}; make it text"
         ) from None
-
-
-def bytes_of(read: Callable[[], bytes]) -> bytes:
-    """Return what storage gives of an item."""
-    data = read()
-    if not isinstance(cast(object, data), bytes | bytearray | memoryview):
-        raise InputError(
-            f"what is cached of an item are bytes as they were read, but what reads gave {type(data).__name__}; "
-            "return bytes, and decode what get returns"
-        )
-    return data
 
 
 def _whole(number: float, most: int, name: str, rule: str) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shardwright.caching import frames
-from shardwright.caching.minio import MinIOCache, bytes_of, digest_of
+from shardwright.caching.minio import MinIOCache, Misses, digest_of
 from shardwright.caching.server import key_bytes, lacking, split_address
 from shardwright.errors import InputError, ShardwrightWarning
 
@@ -26,7 +26,7 @@ _MOST_REST = 300.0  # seconds after which a host that failed again and again is 
 _FOUND = frames.HIT, frames.MISS, frames.FULL, frames.NOWHERE
 
 
-class PartitionedCache:
+class PartitionedCache(Misses):
     """This host's cache and those of the other hosts of a job.
 
     ``members`` are the addresses of the hosts' servers, this host's ``me`` among them, alike on all hosts. A host that
@@ -53,8 +53,7 @@ class PartitionedCache:
         self.cache, self.me = cache, me
         self._key, self._patience, self._rest = key_bytes(key), patience, rest
         self._peers: dict[str, _Peer] = {}
-        self.local_hits = self.remote_hits = self.misses = self.read_bytes = 0
-        self.exchanges = self.failures = 0
+        self.local_hits = self.remote_hits = self.exchanges = self.failures = 0
         self.set_members(members)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,7 +86,7 @@ class PartitionedCache:
         digest = digest_of(key)
         found, room = self._look(digest, 0, frames.END)
         if found is None:
-            found = self._read(read)
+            found = self.read_storage(read)
             self._place(digest, found, room)
         return found
 
@@ -104,16 +103,10 @@ class PartitionedCache:
         if found is not None:
             return found
         if not room:
-            return self._read(lambda: read(*part))
-        data = self._read(lambda: read(0, length))
+            return self.read_storage(lambda: read(*part))
+        data = self.read_storage(lambda: read(0, length))
         self._place(digest, data, room)
         return data[part[0] : part[1]]
-
-    def _read(self, read: Callable[[], bytes]) -> bytes:
-        self.misses += 1
-        data = bytes_of(read)
-        self.read_bytes += len(data)
-        return data
 
     def _look(self, digest: bytes, start: int, end: int) -> tuple[bytes | None, list[str]]:
         """Return the bytes, or else the hosts that may have room for them, the best first."""
@@ -127,7 +120,8 @@ class PartitionedCache:
                 if address == self.me:
                     answer, data = lacking(self.cache, nowhere), b""
                 else:
-                    answer, data = self._peer(address).get(digest, nowhere, (start, end))
+                    self.exchanges += 1
+                    answer, data = self._peers[address].get(digest, nowhere, (start, end))
             except frames.BusyError:
                 return None, []
             except OSError as error:
@@ -145,10 +139,6 @@ class PartitionedCache:
             self._place(nowhere, b"", order[:1])
         return None, []
 
-    def _peer(self, address: str) -> _Peer:
-        self.exchanges += 1
-        return self._peers[address]
-
     def _order(self, digest: bytes) -> Iterator[str]:
         now = time.monotonic()
         awake = [
@@ -165,7 +155,8 @@ class PartitionedCache:
                     return
                 continue
             try:
-                if self._peer(address).put(digest, data):
+                self.exchanges += 1
+                if self._peers[address].put(digest, data):
                     return
             except frames.BusyError:
                 return

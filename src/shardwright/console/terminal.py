@@ -12,8 +12,10 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from shardwright.errors import cleaned
@@ -36,6 +38,8 @@ class Terminal:
         """Print for people, a blank line after each part."""
         if not self.as_json:
             for part in parts:
+                if not self.out.is_terminal:
+                    self.out.width = _width(self.out, part)
                 self.out.print(part)
                 self.out.print()
 
@@ -139,6 +143,15 @@ def _console(*, stderr: bool) -> Console:
     if not console.is_terminal:
         console.width = WIDE
     return console
+
+
+def _width(console: Console, part: RenderableType) -> int:
+    """Return in which width something is written into a file or a pipe: a table as wide as its cells, unless
+    a column is there to take what is left."""
+    if not isinstance(part, Table) or any(column.flexible for column in part.columns):
+        return WIDE
+    natural = Measurement.get(console, console.options.update(max_width=sys.maxsize), part)
+    return max(WIDE, natural.maximum)
 
 
 @contextlib.contextmanager

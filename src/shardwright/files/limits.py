@@ -56,10 +56,11 @@ def table_rows(
 ) -> list[list[str]]:
     """Return the rows of a table, also empty ones. Raises InputError for quotes that are not closed and cells that are
     too long."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
-        return list(csv.reader(lines, delimiter=delimiter, strict=True))
+        return list(reader)
     except csv.Error as error:
-        raise InputError(f"{name} is no table ({error}); {remedy}") from None
+        raise InputError(f"{name}, row {reader.line_num}: no table ({error}); {remedy}") from None
 
 
 def check_entries(data: bytes, what: str) -> None:

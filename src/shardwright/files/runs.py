@@ -7,7 +7,6 @@ found and what is accepted.
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
 from shardwright.errors import InputError
-from shardwright.files.limits import read_text
+from shardwright.files.limits import read_text, table_rows
 
 LARGEST_FILE = 4 * 2**20
 REQUIRED = ("id", "source_id", "model", "layers", "hidden", "heads", "seq", "gpu", "gpus")
@@ -101,19 +100,10 @@ def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
 
 def parse_runs(text: str, where: str = "runs") -> tuple[PublishedRun, ...]:
     """Read published runs from CSV; ``where`` begins every complaint."""
-    reader = csv.DictReader(text.splitlines(), strict=True)
-    try:
-        header = tuple(name.strip() for name in reader.fieldnames or ())
-        reader.fieldnames = list(header)
-        _check_header(header, where)
-        runs = tuple(
-            _run(cells, number, where) for number, cells in enumerate(reader, 2) if any(cells)
-        )
-    except csv.Error as error:
-        raise InputError(
-            f"{where}, line {reader.line_num}: not valid CSV: {error}; quote cells that hold commas "
-            "or quotes"
-        ) from None
+    rows = table_rows(text.splitlines(), where, "quote cells that hold commas or quotes")
+    header = tuple(name.strip() for name in rows[0]) if rows else ()
+    _check_header(header, where)
+    runs = tuple(_run(header, row, number, where) for number, row in enumerate(rows[1:], 2) if row)
     if not runs:
         raise InputError(f"{where}: has a header and no runs; add one run a row")
     _check_names(runs, where)
@@ -149,15 +139,16 @@ _TYPES = get_type_hints(PublishedRun)
 _COLUMNS = tuple(field.name for field in fields(PublishedRun) if field.name != "row")
 
 
-def _run(cells: dict[str | None, Any], row: int, where: str) -> PublishedRun:
-    if None in cells:
+def _run(header: tuple[str, ...], found: list[str], row: int, where: str) -> PublishedRun:
+    if len(found) > len(header):
         raise InputError(
-            f"{where}, row {row}: has {len(cells[None])} cells more than the header has columns; "
+            f"{where}, row {row}: has {len(found) - len(header)} cells more than the header has columns; "
             "quote cells that hold commas"
         )
     values: dict[str, Any] = {"row": row}
+    cells = dict(zip(header, found, strict=False))
     for name in _COLUMNS:
-        text = (cells.get(name) or "").strip()
+        text = cells.get(name, "").strip()
         if not text or (text.lower() in BLANKS and name not in REQUIRED):
             if name in REQUIRED:
                 raise InputError(

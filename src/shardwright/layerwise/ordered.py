@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from shardwright.planner.schedule import (
     check_order,
     folded,
     held,
+    meshes_of,
     most_bytes,
     pipeline_order,
     replay,
@@ -51,10 +53,10 @@ class NoRoom(NoPlan):
     """An order keeps more than the memory of a ``worker``, the row of the order."""
 
     def __init__(self, schedule: str, kind: WorkerKind, memory: Sequence[float]) -> None:
-        most = max(memory)
-        self.worker = list(memory).index(most)
+        self.most = max(memory)
+        self.worker = list(memory).index(self.most)
         super().__init__(
-            f"schedule {schedule} takes {most / 2**30:.4g} GiB on worker {self.worker} "
+            f"schedule {schedule} takes {self.most / 2**30:.4g} GiB on worker {self.worker} "
             f"(row of the order), which has {kind.memory_bytes / 2**30:.4g} GiB",
             remedy="give more memory or workers, run fewer forwards ahead, or choose zb-1p, v-half or v-min",
         )
@@ -93,19 +95,22 @@ def plan_order(
             f"schedule {schedule} is planned for equal workers that split nothing; leave kinds of "
             "workers and --shards out"
         )
-    count, plans = problem.num_workers, list[PipelinePlan]()
+    plans, refused = list[PipelinePlan](), list[NoRoom]()
     if lines:
-        ways = [tuple(tuple(sorted({action.mesh for action in line})) for line in lines)]
-        check_order(lines, ways[0], problem.microbatches)
-    else:
-        ways = _crews(schedule, count)
-    for crews in ways:
-        if lines or sum(map(len, crews)) < problem.cuts.num_cuts:
-            plans += _cut_both_ways(problem, schedule, crews, lines)
+        check_order(lines, (), problem.microbatches)
+    ways = [meshes_of(lines)] if lines else _crews(schedule, problem.num_workers)
+    for crews, counts_transfers in product(ways, (False, True)):
+        ends = balanced(problem, sum(map(len, crews)), counts_transfers)
+        try:
+            plans += [_placed(problem, schedule, crews, ends, lines)] if ends else []
+        except NoRoom as error:
+            refused.append(error)
     if not plans:
+        if refused:
+            raise min(refused, key=lambda one: one.most)
         parts = sum(map(len, ways[-1]))
         raise NoPlan(
-            f"schedule {schedule} on {count} workers needs at least {parts} parts, and the profile "
+            f"schedule {schedule} on {problem.num_workers} workers needs at least {parts} parts, and the profile "
             f"cannot be cut into so many",
             remedy="take fewer workers, or a schedule with one part each, such as 1f1b-sno",
         )
@@ -121,17 +126,6 @@ def _crews(schedule: ScheduleKind, count: int) -> list[Crews]:
         tuple(tuple(range(k, count * chunks, count)) for k in range(count))
         for chunks in (CHUNKS if entry.chunks else (1,))
     ]
-
-
-def _cut_both_ways(
-    problem: PipelineProblem, schedule: ScheduleKind, crews: Crews, lines: Sequence[Line] = ()
-) -> list[PipelinePlan]:
-    found: list[PipelinePlan] = []
-    for counts_transfers in (False, True):
-        ends = balanced(problem, sum(map(len, crews)), counts_transfers)
-        if ends:
-            found.append(_placed(problem, schedule, crews, ends, lines))
-    return found
 
 
 def balanced(problem: PipelineProblem, parts: int, counts_transfers: bool) -> list[int]:

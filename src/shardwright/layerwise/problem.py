@@ -238,9 +238,7 @@ def memory_bytes(
     return (copies * weights + held * kept) / shards + whole
 
 
-def measure(
-    problem: PipelineProblem, stages: Sequence[Placed], planner: str, *, bound: float = 0.0
-) -> PipelinePlan:
+def measure(problem: PipelineProblem, stages: Sequence[Placed], planner: str) -> PipelinePlan:
     """Work out what given stages cost under the problem's model."""
     cuts = problem.cuts
     from_here = sum(crew.replicas for _, crew in stages)
@@ -280,7 +278,6 @@ def measure(
         seconds=seconds,
         bottleneck=bottleneck,
         inputs_per_second=per_second(problem.microbatches or 1, seconds),
-        bound=bound,
         fits=fits,
     )
 

@@ -17,7 +17,7 @@ from shardwright.planner.simulate.columns import ranks_of_groups, shared_groups
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Wiring
 
-STEPS = 8
+STEPS = 8  # in which a rhythm shows
 Ints = NDArray[np.int64]
 
 
@@ -26,23 +26,20 @@ def steady_seconds(
     seconds: NDArray[np.float64],
     *,
     overlap_slowdown: float = 1.0,
-    steps: int = STEPS,
 ) -> float:
     """Return the seconds from one step's end to the next's once that repeats, given the duration of
     every instruction.
 
-    ``steps`` minibatches are played, with what comes before the first and after the last. An instruction of
+    ``STEPS`` minibatches are played, with what comes before the first and after the last. An instruction of
     shift s works in step t for minibatch t - s, waits for its predecessors' work on that minibatch, and is
     skipped where there is no such minibatch. A step begins when all of the one before it is done, but
     for instructions of another shift, which begin when their step does and are waited for by who needs
     them. What fetches and copies input slows no computation down.
     """
-    if steps < 4:
-        raise ValueError(f"a rhythm shows in 4 steps or more, not {steps}")
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate.full import relax, share
 
-    wiring, durations, closings = _unrolled(program, seconds, steps)
+    wiring, durations, closings = _unrolled(program, seconds, STEPS)
     count = len(program.resource_names) + 1
     if overlap_slowdown == 1.0:
         _, end, _ = relax(wiring, durations, count)

@@ -176,11 +176,6 @@ def uniform(shape: Shape, allowed: int) -> Allowance:
     return Allowance(np.zeros(shape.packets, np.int64), (allowed,))
 
 
-def unlabelled(shape: Shape, tos: int = 0) -> Labels:
-    """Return labels of packets that are all alike."""
-    return Labels(np.zeros(shape.packets, np.bool_), np.full(shape.packets, tos, np.uint8))
-
-
 def bits(mask: Mask) -> Bytes:
     """Return a mask as bytes."""
     return np.packbits(mask)

@@ -60,7 +60,7 @@ class Request:
     describes it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself; or Markov chains that draw
     ``proposals``, or as many as they can. After ``seconds``, capturing, measuring and trials included, the
     answer is the best so far; only capturing and this machine's rates are not cut short. ``spacing``: how far apart, as a share of both time and memory, neighbours on
-    the frontier may be before plans between them are looked for (None: 15 %, and in graphs of more
+    the frontier may be before plans between them are looked for (None: 10 %, and in graphs of more
     than 1,000 operators nothing is filled). ``trials``: how many plans are tried for some steps on
     this machine, besides plain data parallelism (0: none; None: 4 where the model has a name).
     ``costs``: a plan file that was tuned on the cluster, for the factors in it. ``loader``: whose rates are measured

@@ -18,6 +18,7 @@ from shardwright.core.schedules import refusal
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
+from shardwright.planner.schedule import crews_of
 from shardwright.planner.search import (
     Chain,
     Goal,
@@ -325,11 +326,12 @@ def _wanted(text: str, order_file: str) -> str | Placement:
     file = read_parts(text)
     order, count = tuple(file.order or ()), file.num_microbatches
     if order_file:
-        crews: dict[frozenset[int], list[int]] = {}
-        for number, part in enumerate(file.part):
-            crews.setdefault(frozenset(part.devices), []).append(number)
+        try:
+            crews = crews_of(part.devices for part in file.part)
+        except ValueError as error:
+            raise InputError(f"{text}: {error}") from None
         remedy = f"give {text} as many sets of devices as there are rows, or the reverse"
-        read, _ = read_lines(order_file, len(crews), remedy, tuple(map(tuple, crews.values())))
+        read, _ = read_lines(order_file, len(crews), remedy, crews)
         order, count = read.rows, read.microbatches
     whole = Seed(num_microbatches=count, schedule=file.schedule, recompute=file.recompute)
     parts = tuple(

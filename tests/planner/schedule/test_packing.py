@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardwright.planner.schedule.merge import Cost, Sizes
-from shardwright.planner.schedule.packing import Groups, Way, choose_ways, ways_finish
+from shardwright.planner.schedule.packing import Groups, Way, choose_ways
 
 
 def line(start: float, rate: float) -> Cost:
@@ -69,7 +69,6 @@ def test_ways_are_as_good_as_the_best_of_all_and_as_dense_as_hides() -> None:
         found = choose_ways(ready, end, ways)
         least = min(finish(one, ready, end, ways) for one in every(count, len(ways)))
         assert finish(found, ready, end, ways) == pytest.approx(least, rel=1e-9)
-        assert ways_finish(found, ready, end, ways) == pytest.approx(least, rel=1e-9)
         for place, (first, stop, way) in enumerate(found):
             for denser in range(way):
                 other = (*found[:place], (first, stop, denser), *found[place + 1 :])

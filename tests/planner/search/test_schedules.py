@@ -22,7 +22,12 @@ from shardwright.planner.search.loop import run
 from shardwright.planner.search.looped import least_looped
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.additive import of_shape, on_all
-from shardwright.planner.search.proposers.schedules import SPLIT, rescheduled, schedules
+from shardwright.planner.search.proposers.schedules import (
+    SPLIT,
+    chains_of,
+    reordered,
+    schedules,
+)
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=32, width=64, depth=6)
@@ -48,7 +53,7 @@ def test_a_pipeline_in_another_order_takes_no_less_than_is_said(
     where, order: NamedSchedule
 ) -> None:
     context, candidate = pipeline(where, 4)
-    other = rescheduled(candidate, order)
+    other = reordered(candidate, chains_of(candidate), order)
     assert other is not None
     found = judged(context, other)
     assert found.strategy.pipeline.schedule == order
@@ -57,7 +62,7 @@ def test_a_pipeline_in_another_order_takes_no_less_than_is_said(
 
 def test_interleaved_each_device_has_two_chunks_and_waits_less() -> None:
     context, candidate = pipeline(NEAR, 4)
-    other = rescheduled(candidate, "interleaved")
+    other = reordered(candidate, chains_of(candidate), "interleaved")
     assert other is not None
     found, plain = judged(context, other), judged(context, candidate)
     assert [mesh.devices for mesh in found.strategy.meshes] == [(0,), (1,), (0,), (1,)]
@@ -84,7 +89,7 @@ def test_a_pipeline_of_too_few_blocks_is_not_interleaved() -> None:
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=4)
     found = explore(context, arrangement, math.inf, math.inf, math.inf).candidates
     blocks = len(context.facts.ties.ranges)
-    assert (rescheduled(found[0], "interleaved") is None) == (blocks < 4)
+    assert (reordered(found[0], chains_of(found[0]), "interleaved") is None) == (blocks < 4)
 
 
 def test_split_backwards_are_planned_where_they_are_clearly_faster_and_fit() -> None:

@@ -9,6 +9,7 @@ from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.compute import operator_cost
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.roofline import Rates, Shapes
+from shardwright.planner.remember import remembered
 
 Groups = list[tuple[tuple[int, ...], int]]
 
@@ -26,8 +27,6 @@ class ShardPrices:
         self._rates: dict[tuple[int, str], Rates] = {}
         self._sorts: dict[object, int] = {}
         self._costs: dict[tuple[object, ...], Cost] = {}
-        self._of_mesh: dict[tuple[Mesh, str], list[Rates]] = {}
-        self._groups: dict[tuple[Mesh, tuple[int, ...]], Groups] = {}
         self.wires: dict[tuple[object, ...], Cost] = {}
 
     def rates(self, device: int, precision: str) -> Rates:
@@ -39,22 +38,18 @@ class ShardPrices:
             )
         return self._rates[key]
 
+    @remembered
     def rates_of(self, mesh: Mesh, precision: str) -> list[Rates]:
         """Return the rates of one device of each kind in a mesh, the first: a group waits for its slowest."""
-        key = (mesh, precision)
-        if key not in self._of_mesh:
-            first: dict[int, int] = {}
-            for device in mesh.devices:
-                first.setdefault(self.cluster.devices[device].kind, device)
-            self._of_mesh[key] = [self.rates(device, precision) for device in first.values()]
-        return self._of_mesh[key]
+        first: dict[int, int] = {}
+        for device in mesh.devices:
+            first.setdefault(self.cluster.devices[device].kind, device)
+        return [self.rates(device, precision) for device in first.values()]
 
+    @remembered
     def groups(self, mesh: Mesh, axes: tuple[int, ...]) -> Groups:
         """Return one group of each shape over hosts, with how many groups share its uplinks."""
-        key = (mesh, axes)
-        if key not in self._groups:
-            self._groups[key] = peer_groups(self.cluster, mesh, axes)
-        return self._groups[key]
+        return peer_groups(self.cluster, mesh, axes)
 
     def sort(self, graph: OperatorGraph, index: int) -> int:
         """Number operators by all that decides their cost besides local shapes."""

@@ -84,11 +84,7 @@ def packings(
     alone = replace(own, method="wfbp", buckets=())
     strategy = replace(evaluation.strategy, gradient_sync=alone)
     program, timeline, _ = evaluator(strategy, evaluation.least_seconds)
-    lanes = [
-        lane
-        for lane in _lanes(context, program, timeline)
-        if any(unit.dtype for unit in lane.units)
-    ]
+    lanes = [lane for lane in _lanes(program, timeline) if any(unit.dtype for unit in lane.units)]
     menu = list[How]()
     for how, sync in _offers(alone, least_sent, _summed(program)) if lanes else ():
         if how in MENU:
@@ -153,7 +149,7 @@ class _Lane:
     end: float
 
 
-def _lanes(context: Context, program: Program, timeline: Timeline) -> Iterator[_Lane]:
+def _lanes(program: Program, timeline: Timeline) -> Iterator[_Lane]:
     channels, messages = sent_alone(program, timeline)
     for key, entries in channels.items():
         message = messages[key]

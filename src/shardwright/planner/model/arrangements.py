@@ -21,7 +21,7 @@ from shardwright.planner.space.samples import batch_size
 # and others where little else helps (``free_axes``).
 SMALL_GROUP = 8
 # Two free axes square the number of configs; that is tried in graphs of no more operators.
-FEW = 100
+SMALL_GRAPH = 100
 # More than so many doublings of the microbatches beyond the stages shrink the bubble below 6 %.
 MAX_FILLS = 5
 
@@ -115,7 +115,7 @@ def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
     one = Shape(stages=1, data=1, tensor=num_devices, microbatches=counts)
     if num_devices > _widest(context.cluster):
         yield one
-    if len(context.graph.operators) <= FEW:
+    if len(context.graph.operators) <= SMALL_GRAPH:
         for outer in _divisors(num_devices // 2, num_devices)[1:]:
             yield replace(one, outer=outer, tensor=num_devices // outer)
 

@@ -12,15 +12,16 @@ from shardwright.planner.schedule.pipeline import (
     check_order,
     global_order,
     held,
+    meshes_of,
     most_bytes,
     written,
 )
 from shardwright.planner.schedule.play import Room
-from shardwright.planner.schedule.program import order_of, program_order
+from shardwright.planner.schedule.program import crews_of, order_of, program_order
 from shardwright.planner.schedule.searched import search_order, timed_order
 
 __all__ = [
-    "Action", "Crews", "Line", "OrderError", "Replay", "Room", "StageTimes", "check_order", "finish_time", "folded",
-    "global_order", "held", "merge_gradients", "most_bytes", "order_of", "pipeline_order",
-    "program_order", "replay", "search_order", "side_by_side", "timed_order", "written",
+    "Action", "Crews", "Line", "OrderError", "Replay", "Room", "StageTimes", "check_order", "crews_of",
+    "finish_time", "folded", "global_order", "held", "merge_gradients", "meshes_of", "most_bytes", "order_of",
+    "pipeline_order", "program_order", "replay", "search_order", "side_by_side", "timed_order", "written",
 ]  # fmt: skip

@@ -90,11 +90,6 @@ def _extended(
     return np.concatenate(rows), np.concatenate(origins)
 
 
-def ways_finish(groups: Groups, ready: Sequence[float], end: float, ways: Sequence[Way]) -> float:
-    """Return when everything is summed."""
-    return _ends(groups, ready, end, [_Totals(way) for way in ways])
-
-
 class _Totals:
     """A way with sums over prefixes, so that those of a group are differences."""
 

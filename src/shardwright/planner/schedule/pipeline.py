@@ -88,9 +88,11 @@ def _action(word: str, row: int) -> Action:
 def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> None:
     """Raise OrderError where an order is not complete, or not one that lowering can take.
 
-    ``crews`` are the meshes of each; every crew has a line, in any order of lines. See the head of
-    this module for the rules.
+    ``crews`` are the meshes of each; none where lines themselves say which lie together. Every crew has a
+    line, in any order of lines. See the head of this module for the rules.
     """
+    own = meshes_of(lines)
+    crews = crews or own
     row = {action: number for number, line in enumerate(lines) for action in line}
     row_of = {action.mesh: number for action, number in row.items()}
     meshes = frozenset(mesh for crew in crews for mesh in crew)
@@ -124,9 +126,9 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
                 "correct it",
                 at,
             )
-    wanted, found = (sorted(map(sorted, some)) for some in (crews, _meshes_of(lines)))
+    wanted, found = (sorted(map(sorted, some)) for some in (crews, own))
     if wanted != found or sum(map(len, found)) != len(meshes):
-        strays = [row for row, some in enumerate(_meshes_of(lines)) if sorted(some) not in wanted]
+        strays = [row for row, some in enumerate(own) if list(some) not in wanted]
         raise OrderError(
             f"an order has one line per crew of devices, with all of their meshes, {wanted}, but "
             f"these lines are of meshes {found}",
@@ -137,8 +139,9 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
     global_order(lines)
 
 
-def _meshes_of(lines: Sequence[Line]) -> list[set[int]]:
-    return [{action.mesh for action in line} for line in lines]
+def meshes_of(lines: Sequence[Line]) -> Crews:
+    """Return the meshes whose actions each line lists."""
+    return tuple(tuple(sorted({action.mesh for action in line})) for line in lines)
 
 
 def phases_of(listed: Container[Action], mesh: int, microbatch: int) -> tuple[Phase, ...]:
@@ -162,7 +165,7 @@ def _check_sequences(lines: Sequence[Line]) -> None:
                     f"{first} runs {_numbers(sequences[first])} and mesh {mesh} "
                     f"{_numbers(sequence)}",
                     "make them equal",
-                    [mesh in some for some in _meshes_of(lines)].index(True),
+                    [mesh in some for some in meshes_of(lines)].index(True),
                 )
 
 

@@ -8,7 +8,7 @@ Schedules that leave transfers time (``core.schedules.Schedule.posts``) therefor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,11 +43,12 @@ class Entry(NamedTuple):
     posts: bool = False
 
 
-def crews_of(meshes: Sequence[Mesh]) -> Crews:
-    """Return meshes by the devices that they share. Raises ValueError where some but not all are."""
+def crews_of(meshes: Iterable[Iterable[int]]) -> Crews:
+    """Return meshes, of which only devices are given, by those that they share. Raises ValueError where some
+    but not all are."""
     crews: dict[frozenset[int], list[int]] = {}
-    for number, mesh in enumerate(meshes):
-        crews.setdefault(frozenset(mesh.devices), []).append(number)
+    for number, shared in enumerate(meshes):
+        crews.setdefault(frozenset(shared), []).append(number)
     owner: dict[int, frozenset[int]] = {}
     for devices in crews:
         for device in devices:
@@ -88,7 +89,8 @@ def _key(strategy: Strategy) -> tuple[Pipeline, int, Crews, bool]:
     if not schedule.chunks:
         return pipeline, count, (), schedule.posts and not shares
     try:
-        return pipeline, count, crews_of(strategy.meshes) if shares else alone(count), True
+        crews = crews_of(mesh.devices for mesh in strategy.meshes) if shares else alone(count)
+        return pipeline, count, crews, True
     except ValueError as error:
         raise InputError(str(error)) from error
 

@@ -14,7 +14,7 @@ from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.goals import MODES, Goal, grown
 from shardwright.planner.search.limits import Limits, room
-from shardwright.planner.search.local.mcmc import STARTS, Chain
+from shardwright.planner.search.local.mcmc import Chain
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.reasons.explanation import explain
@@ -33,7 +33,6 @@ from shardwright.planner.search.survey import PLAIN_MICROBATCHES, Survey, survey
 __all__ = [
     "MODES",
     "PLAIN_MICROBATCHES",
-    "STARTS",
     "Chain",
     "Context",
     "Goal",

@@ -34,12 +34,9 @@ from shardwright.planner.model.terms import (
 )
 from shardwright.planner.search.bounds import Least, least_rounds, own_rounds
 from shardwright.planner.search.labels import describe
-from shardwright.planner.search.steering import BACKWARD, CLOSE, HIDDEN, MEANS, POINTS, ROOMY
+from shardwright.planner.search.steering import CANDIDATES, CLOSE, HIDDEN, MEANS
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
-
-# Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
-WEIGHINGS = ((HIDDEN, HIDDEN), (1.0, HIDDEN), (1.0, 1.0))
 
 Assignment = tuple[int, ...]
 
@@ -141,14 +138,16 @@ def solve(
     least = exposed_share(problem.context, len(problem.mesh.sizes))
     found: dict[tuple[object, ...], Candidate] = {}
     bound, fastest, is_free = least_of(problem.context, arrangement, math.inf), math.inf, False
-    for hidden, synced in WEIGHINGS[: 1 if problem.is_wide else None]:
+    # Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
+    weighings = ((HIDDEN, HIDDEN), (1.0, HIDDEN), (1.0, 1.0))
+    for hidden, synced in weighings[: 1 if problem.is_wide else None]:
         shares = (max(least, hidden), max(least, synced))
         view = problem.elimination(search_weights(arrangement, *shares))
-        curve = hull(view, POINTS, limit, CLOSE * best)
+        curve = hull(view, CANDIDATES // 2, limit, CLOSE * best)
         own = curve.bound(limit)
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf
-            is_free = bool(curve.points) and curve.points[0].bytes <= ROOMY * limit
+            is_free = bool(curve.points) and CLOSE * curve.points[0].bytes <= limit
             bound = _relaxed(problem, arrangement, curve, limit, enough)
         mixes = own < min(promised, best)
         for candidate in _from_hull(problem, arrangement, view, curve, limit, mixes):
@@ -316,11 +315,11 @@ def _cut(
 def exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
     """Estimate which shares of gathers and of gradient synchronisation computation cannot hide.
 
-    Gathers hide behind the microbatch they serve, gradients behind the last one's backward.
+    Gathers hide behind the microbatch they serve, gradients behind the last one's backward: two products of three.
     """
     compute, gather, sync = (float(columns[kind].sum()) for kind in (EACH, GATHER, SYNC))
     unlucky = least + HIDDEN * (1 - least)
-    behind = compute * BACKWARD
+    behind = compute * 2 / 3
     return (
         max(unlucky, 1 - compute / gather) if gather > 0 else unlucky,
         max(unlucky, 1 - behind / sync) if sync > 0 else unlucky,

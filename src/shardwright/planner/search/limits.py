@@ -20,7 +20,7 @@ class Limits:
     ``max_candidates`` plans of the additive model are simulated besides the named ones (three times
     as many in graphs of at most 100 operators, a third in those of more than 1,000). ``spacing``:
     plans are looked for between neighbours on the frontier further apart than this share of both
-    time and memory; None means 15 % in graphs of up to 1,000 operators, and not at all in larger ones.
+    time and memory; None means 10 % in graphs of up to 1,000 operators, and not at all in larger ones.
     ``staleness``: asynchronous pipelines are looked at, whose gradients are at most so many updates late.
     """
 

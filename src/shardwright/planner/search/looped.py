@@ -34,7 +34,7 @@ from shardwright.planner.search.bounds import (
 )
 from shardwright.planner.search.candidates import channels, exposed_share
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import ROUNDING
+from shardwright.planner.solve.core import ENOUGH
 from shardwright.planner.solve.network import Network
 
 Floats = NDArray[np.float64]
@@ -159,6 +159,6 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
     while True:
         best = max(best, met(mix) - float(mix[-1]) * limit)
         program.maximize(seconds)
-        if program.val(seconds) <= best * (1 + max(near, ROUNDING)):
+        if program.val(seconds) <= best * (1 + max(near, ENOUGH)):
             return best
         mix = np.array([*program.vals(means), program.val(price) / limit])

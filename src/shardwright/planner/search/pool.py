@@ -64,6 +64,8 @@ class Pool:
         self.is_small = LEAST_MOVES * len(context.graph.operators) <= BUDGET
         # So many candidates are simulated.
         self.count = max_candidates if self.is_small else max(2, max_candidates // 3)
+        # So many plans are worked on further.
+        self.further = max(1, 2 * self.count // CANDIDATES)
         # The share of a step below which two plans are the same, known from the first that is weighed.
         self.same = 0.0
         self._done = 0.0

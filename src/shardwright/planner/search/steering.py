@@ -2,8 +2,8 @@
 
 Two plans are "the same" to the search when they differ by less than a share of the half-width of the
 difference of like plans (``judge.ties``). The numbers may be tuned on the "tuned" half
-of the suite of ``benchmarks/mcmc.py`` only. Not here: what explanations look at (``reasons``) and how costs
-are fitted (``refit``), which steer no search.
+of the suite of ``benchmarks/mcmc.py`` only. Not here: what steers no search (``tests/house/test_complexity.py`` says of
+each number what it is instead).
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ SAME = 0.02
 # simulator. Less fills the list of those simulated with one plan (0.8 % slower in one case). Starting
 # messages is felt above this share too (asking for all of the delay: 5 % slower in one case).
 ALIKE = 0.01
-# Below this share a step of a climb is no gain, but rounding: steps that are the same alone add up (climbs
-# by steps above ``SAME`` ended 1 % slower in one of 17 cases).
-ROUNDING = 1e-5
 # What is this much slower, or larger, is not worth following up: beside the fastest it is only a corner of
-# the frontier.
+# the frontier. Neighbours on the frontier are far apart if time and memory both differ by more. The additive model's
+# bytes may be off by as much (simulated over modelled: 0.91 at least, in 18 plans of three transformers).
 CLOSE = 1.1
-# The additive model's bytes may be off by so much: what needs less than this share of the memory has room to
-# spare, what needs more than its inverse does not fit. (Simulated over modelled: 0.91 at least, in 18
-# plans of three transformers.)
-ROOMY = 0.8
 # So many times the memory is hopeless for like plans too.
 FAR = 2.0
 
@@ -33,29 +27,23 @@ FAR = 2.0
 # Operators simulated to refine one plan; the one budget in which simulations are counted. Time grows with
 # it, gains level off.
 BUDGET = 20_000
-# A plan is refined by at most so many moves (chains of small graphs end before), by no fewer than these, else
-# not at all (nothing is found by so few; graphs that allow them are "small": their whole frontier is
-# looked at), and with so many in vain a climb ends.
-MOVES, LEAST_MOVES, PATIENCE = 400, 20, 50
-# So many times the budget where more can be gained: where the bound lies below the fastest plan by more than
-# its half-width; and so many times the candidates where two free axes make many alike.
-MORE = 3
-# So many candidates of the additive model are simulated if nobody says; of large graphs a third.
+# A plan is refined by no fewer moves than these, else not at all (nothing is found by so few; graphs that allow
+# them are "small": their whole frontier is looked at), and with so many in vain a climb ends.
+LEAST_MOVES, PATIENCE = 20, 50
+# By no more than these: chains of small graphs end before.
+MOVES = BUDGET // PATIENCE
+# So many candidates of the additive model are simulated if nobody says; of large graphs a third. Two of so many
+# are worked on further, and half as many points has an arrangement's hull before only those around the memory
+# limit are refined.
 CANDIDATES = 12
-# One in so many of these is worked on further.
-PART = 6
 # Of a list that is sorted by promise, the first so many: blocks whose gradients leave last, ways to split an
-# operator.
+# operator. So many times the budget where more can be gained: where the bound lies below the fastest plan by more than
+# its half-width; and so many times the candidates where two free axes make many alike.
 FEW = 3
-# Points of an arrangement's hull, before only those around the memory limit are refined further.
-POINTS = 6
-# Neighbours on the frontier are far apart if time and memory both differ by more than this share.
-SPACING = 0.15
 
 # What the additive model ranks by.
-# Candidates are ranked as if this share of what computation could hide at best remained exposed, and
-# gradients could hide behind this share of one microbatch: its backward.
-HIDDEN, BACKWARD = 0.08, 0.6
+# Candidates are ranked as if this share of what computation could hide at best remained exposed.
+HIDDEN = 0.08
 # Weights of the compute path in the bound, the rest going to hideable messages: the largest of the bounds
 # counts, each is true. More are tighter and take longer.
 MEANS = (1.0, 0.97, 0.9, 0.75)

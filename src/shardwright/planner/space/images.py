@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwright.core.graph import OperatorGraph, TensorSpec
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -57,12 +57,8 @@ def follow(
             lying |= split
         elif found and place >= 0:
             whole = set(operator.outputs) - partial
-            lying |= _whole_images(graph, whole, place)
+            lying |= {one: place for one in whole if _is_image(graph.tensors[one], place)}
     return dims
-
-
-def _whole_images(graph: OperatorGraph, tensors: Collection[int], place: int) -> dict[int, int]:
-    return {one: place for one in tensors if _is_image(graph.tensors[one], place)}
 
 
 def _images(graph: OperatorGraph, place: int) -> dict[int, int]:

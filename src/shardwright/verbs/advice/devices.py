@@ -56,7 +56,7 @@ def advise_devices(
         assumptions=_assumptions(points, request),
         sources=_sources(request, source),
         columns=("devices", "step", "speed-up", "efficiency", "doubling gains", "simulated"),
-        rows=tuple(_device_rows(seconds, request, most, points, simulated)),
+        rows=tuple(_device_rows(seconds, most, points, simulated)),
         curves=_device_curves(seconds, most, points, simulated),
         values={
             "devices": most,
@@ -218,7 +218,6 @@ def _overhead_answers(
 
 def _device_rows(
     seconds: Callable[[int], float],
-    request: DeviceRequest,
     most: int | None,
     points: Sequence[tuple[int, float]],
     simulated: Sequence[tuple[int, float]],

@@ -26,7 +26,8 @@ from shardwright.planner.search.labels import relabelled
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
 from shardwright.planner.search.local.proposals import Drawing
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, MOVES, PATIENCE, ROUNDING
+from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, MOVES, PATIENCE
+from shardwright.planner.solve.frontier import TOLERANCE
 
 REFINED = ", refined"
 
@@ -60,7 +61,7 @@ def improve(pool: Pool, evaluation: Evaluation, effort: Effort) -> Evaluation:
     return _Climb(pool, effort).to_the_top(evaluation)
 
 
-def is_gain(evaluation: Evaluation, best: Evaluation, same: float = ROUNDING) -> bool:
+def is_gain(evaluation: Evaluation, best: Evaluation, same: float = TOLERANCE) -> bool:
     """Whether an evaluation is faster by more than a share that counts as the same."""
     return evaluation.seconds < best.seconds * (1 - same)
 

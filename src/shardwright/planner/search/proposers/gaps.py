@@ -25,7 +25,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import PART, POINTS, SPACING
+from shardwright.planner.search.steering import CANDIDATES, CLOSE
 from shardwright.planner.solve.frontier import between, falling, hull
 
 
@@ -58,13 +58,13 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
     """Propose candidates in the widest gaps of the frontier, one after another.
 
     A gap is where time and memory of neighbours both differ by more than ``spacing`` (a share; None:
-    by ``SPACING``, from known candidates only, and in large graphs nothing). One that a candidate misses
+    by ``CLOSE``, from known candidates only, and in large graphs nothing). One that a candidate misses
     is left as it is.
     """
     if spacing is None and not pool.is_small:
         return
-    most = pool.count // 2 if spacing is None else PART * pool.count
-    filling = _Filling(pool, SPACING if spacing is None else spacing, spacing is not None)
+    most = pool.count // 2 if spacing is None else CANDIDATES * pool.count // 2
+    filling = _Filling(pool, CLOSE - 1 if spacing is None else spacing, spacing is not None)
     for turn in range(most):
         pool.tell(turn / most, "filling the frontier")
         gap = filling.widest()
@@ -153,7 +153,7 @@ def _more(pool: Pool, arrangement: Arrangement, epsilon: float) -> list[Candidat
     if problem.is_wide:  # every minimum takes seconds there
         return []
     view = problem.elimination(likely_weights(problem, arrangement))
-    points = list(hull(view, 4 * POINTS).points)
+    points = list(hull(view, 2 * CANDIDATES).points)
     for ends in itertools.pairwise(tuple(points)):
         points += between(view, *ends, epsilon)
     found = list(from_points(problem, arrangement, points, pool.room))

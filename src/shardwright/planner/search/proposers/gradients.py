@@ -13,7 +13,7 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.search.local.refinement import is_gain
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool, least
-from shardwright.planner.search.steering import CLOSE, FEW, PART
+from shardwright.planner.search.steering import CLOSE, FEW
 
 
 def merged(pool: Pool) -> Proposals:
@@ -30,7 +30,7 @@ def sent_earlier(pool: Pool) -> Proposals:
     backward is cut there, and gradients leave earlier. The bound holds for either way to cut.
     """
     places = tuple(_segment_starts(pool.context))
-    most = pool.count // 2 if pool.is_small else max(1, pool.count // PART)
+    most = pool.count // 2 if pool.is_small else pool.further
     promising = pool.unlike(CLOSE * pool.fastest)[:most]
     for evaluation in (one for one in promising if not waits_little(pool.context, one)):
         for starts in places:

@@ -11,10 +11,9 @@ from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import (
     BUDGET,
     CLOSE,
+    FEW,
     LEAST_MOVES,
-    MORE,
     MOVES,
-    PART,
     PATIENCE,
 )
 
@@ -31,7 +30,7 @@ def refined(pool: Pool) -> Proposals:
         return
     # Where patience ends most climbs, there is time for more.
     is_cheap = operators * 2 * PATIENCE <= BUDGET
-    count = max(1, pool.count // PART) * (2 if pool.is_small and (is_open or is_cheap) else 1)
+    count = pool.further * (2 if pool.is_small and (is_open or is_cheap) else 1)
     few = [] if pool.is_small else _of_another_schedule(unlike, count)
     for evaluation in [*unlike[:count], *few]:
         yield Proposal(0.0, partial(_refined, pool, evaluation, effort))
@@ -41,7 +40,7 @@ def refined(pool: Pool) -> Proposals:
 def _effort(operators: int, is_open: bool) -> Effort:
     """Return how long plans of so many operators are refined; ``is_open``: where more can be gained."""
     return Effort(
-        moves=min(BUDGET * (MORE if is_open else 1) // operators, MOVES),
+        moves=min(BUDGET * (FEW if is_open else 1) // operators, MOVES),
         patience=PATIENCE * (2 if is_open else 1),
     )
 

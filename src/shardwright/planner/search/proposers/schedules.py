@@ -61,9 +61,9 @@ def schedules(pool: Pool) -> Proposals:
 
 
 def _whole(pool: Pool, candidate: Candidate) -> Proposals:
-    chains = _chains(candidate)
+    chains = chains_of(candidate)
     for order in ORDERS:
-        other = _reordered(candidate, chains, order)
+        other = reordered(candidate, chains, order)
         if other is None:
             continue
         is_gain = other.seconds < candidate.seconds * (1 - pool.same)
@@ -96,10 +96,10 @@ def _fastest_open(pool: Pool) -> list[Candidate]:
 
 def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
     """Return a pipeline in so many chunks a device, twice two at least, as each doubling promises a gain."""
-    found, chunks, chains = None, 4, _chains(candidate)
-    best = _reordered(candidate, chains, "interleaved")
+    found, chunks, chains = None, 4, chains_of(candidate)
+    best = reordered(candidate, chains, "interleaved")
     while best is not None:
-        more = _reordered(candidate, chains, "interleaved", chunks)
+        more = reordered(candidate, chains, "interleaved", chunks)
         if more is None or more.seconds >= best.seconds * (1 - same):
             break
         found, best, chunks = more, more, 2 * chunks
@@ -107,9 +107,9 @@ def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
 
 
 def _where_faster(pool: Pool, candidate: Candidate, orders: Iterable[NamedSchedule]) -> Proposals:
-    chains = _chains(candidate)
+    chains = chains_of(candidate)
     for order in orders:
-        other = _reordered(candidate, chains, order)
+        other = reordered(candidate, chains, order)
         if other is not None and other.seconds < pool.fastest * (1 - pool.apart):
             yield Proposal(other.least_seconds, partial(_if_faster, pool, other))
 
@@ -138,12 +138,7 @@ def _in_time(pool: Pool, found: Evaluation) -> Evaluation:
     return other if other.seconds < found.seconds * (1 - pool.same) else found
 
 
-def rescheduled(candidate: Candidate, schedule: ScheduleName, chunks: int = 2) -> Candidate | None:
-    """Return a pipeline in another order, as ``_reordered`` does."""
-    return _reordered(candidate, _chains(candidate), schedule, chunks)
-
-
-def _chains(candidate: Candidate) -> tuple[Chain, Chain]:
+def chains_of(candidate: Candidate) -> tuple[Chain, Chain]:
     """Return a pipeline's blocks as cuts rank them, and with all hidden that can be."""
     problem, arrangement = candidate.problem, candidate.arrangement
     pieces = {one: problem.per_block(one) for one in set(candidate.assignments)}
@@ -159,7 +154,7 @@ def _chains(candidate: Candidate) -> tuple[Chain, Chain]:
     )
 
 
-def _reordered(
+def reordered(
     candidate: Candidate, chains: tuple[Chain, Chain], schedule: ScheduleName, chunks: int = 2
 ) -> Candidate | None:
     """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.

@@ -10,18 +10,18 @@ import numpy as np
 
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.judge.ties import NEAR
-from shardwright.planner.model.arrangements import FEW, Arrangement
+from shardwright.planner.model.arrangements import SMALL_GRAPH, Arrangement
 from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import ALIKE, CLOSE, MORE, PART
+from shardwright.planner.search.steering import ALIKE, CLOSE, FEW
 from shardwright.planner.solve.frontier import falling
 
 
 def shortlist(pool: Pool) -> Proposals:
     """Propose the fastest candidates that fit, and a few along the frontier of time and memory; then
     the fastest of what the simulator's memory leaves, and while nothing fits the smallest."""
-    count = pool.count * (MORE if len(pool.context.graph.operators) <= FEW else 1)
+    count = pool.count * (FEW if len(pool.context.graph.operators) <= SMALL_GRAPH else 1)
     promising = _fastest_unlike(pool, count)
     fits = [c for c in pool.candidates if c.bytes <= pool.room]
     most = max(2, count if pool.is_small else count // 2)
@@ -103,7 +103,7 @@ def _corrected(pool: Pool) -> Proposals:
         if candidate.arrangement in missing and candidate.bytes <= pool.room:
             known = fastest.get(candidate.arrangement, math.inf)
             fastest[candidate.arrangement] = min(known, candidate.seconds)
-    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[: max(2, pool.count // PART)]:
+    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[: max(2, pool.further)]:
         if not -NEAR * pool.room < missing[arrangement] <= 0:
             room = pool.room - missing[arrangement]
             yield Proposal(0.0, partial(_solved_again, pool, arrangement, room))

@@ -17,7 +17,7 @@ from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.known import known as known_ones
-from shardwright.planner.search.steering import FAR, ROOMY
+from shardwright.planner.search.steering import CLOSE, FAR
 
 Place = tuple[int, int]  # stages and width of the tensor axis
 
@@ -50,7 +50,7 @@ def descended(pool: Pool) -> Proposals:
             break
         descent.run(start)
     every = descent.candidates
-    likely = [c for c in every if ROOMY * c.bytes <= pool.room]
+    likely = [c for c in every if c.bytes <= CLOSE * pool.room]
     yield from _until_one_fits(pool, likely) if every else known_ones(pool)
 
 

@@ -20,8 +20,7 @@ from shardwright.planner.search.reasons.decode import Decoded, decode
 from shardwright.planner.search.reasons.neighbours import Rivalry
 from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
 from shardwright.planner.search.reasons.shadow import hardware_prices
-
-SIMULATED = 6
+from shardwright.planner.search.steering import CANDIDATES
 
 
 def _nothing(text: str, fraction: float) -> None:
@@ -85,5 +84,5 @@ def _inside(
         priced = price_choices(place, plan.strategy, predicted.peak_bytes, limit)
     except InputError as error:
         return decisions, prices, math.nan, [str(error)]
-    decisions += sensitivity(pool, priced, SIMULATED)
+    decisions += sensitivity(pool, priced, CANDIDATES // 2)
     return decisions, prices, priced.byte_seconds, []

@@ -23,8 +23,6 @@ from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import FEW
 
-# So many candidates of a neighbour are simulated.
-TRIED = 2
 # One stage a device, as the additive model knows them.
 ORDERS: tuple[NamedSchedule, ...] = ("1f1b", "gpipe", "zb-h1")
 
@@ -173,7 +171,7 @@ class Rivalry:
         found = self._explore(arrangement)
         fits = sorted((c for c in found if c.bytes <= self.pool.room), key=lambda c: c.seconds)
         small = sorted(found, key=lambda c: c.bytes)
-        known = list(filter(None, map(self._judged, (fits or small)[:TRIED])))
+        known = list(filter(None, map(self._judged, (fits or small)[: max(2, self.pool.further)])))
         if fits and all(evaluation.bytes > self.pool.limit for evaluation in known):
             known += filter(None, [self._judged(small[0])])
         return min(known, key=self._order, default=None)

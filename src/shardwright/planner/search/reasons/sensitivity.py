@@ -23,7 +23,7 @@ from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import Candidate, likely_weights
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.reasons.decode import Decoded
-from shardwright.planner.search.steering import POINTS
+from shardwright.planner.search.steering import CANDIDATES
 from shardwright.planner.solve.elimination import Elimination, Solutions
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import TOLERANCE, hull, slope
@@ -102,7 +102,7 @@ def _only(graph: FactorGraph, place: Decoded, variables: set[int]) -> FactorGrap
 
 def byte_price(graph: FactorGraph, room: float) -> float:
     """Return the seconds that a byte is worth at ``room`` bytes: the slope of the hull there."""
-    curve = hull(Elimination.of(graph), POINTS, room)
+    curve = hull(Elimination.of(graph), CANDIDATES // 2, room)
     pairs = zip(curve.points, curve.points[1:], strict=False)
     around = [pair for pair in pairs if pair[1].bytes <= room < pair[0].bytes]
     if around:

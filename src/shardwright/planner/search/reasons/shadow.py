@@ -19,8 +19,6 @@ from shardwright.core.program import Program
 from shardwright.planner.cost import price
 from shardwright.planner.simulate import simulate_on
 
-TIMES = 2.0
-
 
 def hardware_prices(
     program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable
@@ -46,11 +44,11 @@ def improved(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
         ("arithmetic twice as fast", _faster),
         (
             "memory bandwidth of devices x 2",
-            lambda kind: replace(kind, memory_bandwidth=TIMES * kind.memory_bandwidth),
+            lambda kind: replace(kind, memory_bandwidth=2 * kind.memory_bandwidth),
         ),
         (
             "launches of operators twice as fast",
-            lambda kind: replace(kind, launch_seconds=kind.launch_seconds / TIMES),
+            lambda kind: replace(kind, launch_seconds=kind.launch_seconds / 2),
         ),
     )
     for what, change in changes:
@@ -60,7 +58,7 @@ def improved(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
 
 
 def _faster(kind: DeviceKind) -> DeviceKind:
-    return replace(kind, peak_flops=tuple((name, TIMES * rate) for name, rate in kind.peak_flops))
+    return replace(kind, peak_flops=tuple((name, 2 * rate) for name, rate in kind.peak_flops))
 
 
 def _links(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
@@ -79,4 +77,4 @@ def _links(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
 
 
 def _wider(link: Link) -> Link:
-    return replace(link, bandwidth=TIMES * link.bandwidth)
+    return replace(link, bandwidth=2 * link.bandwidth)

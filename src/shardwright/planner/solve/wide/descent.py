@@ -16,7 +16,6 @@ REGION_CELLS = (
 # What is broken weighs ``BUMP`` times as much where a round does not take half of its penalty away; sums of such
 # weights times what is over the limit are still numbers.
 MOST_WEIGHT = float(np.sqrt(np.finfo(np.float64).max))
-LOOSE = 8.0  # by what these weights fall where a choice that fits gets no better
 
 
 class Descent:
@@ -105,8 +104,8 @@ class Descent:
             self._search.weight[:], self._search.slope[:] = np.inf, 0.0
 
     def loosen(self) -> None:
-        """Let memory be over the limit again for a while, at less than it cost last."""
-        self._search.weight[:] = self._weights / LOOSE
+        """Let memory be over the limit again for a while, at what it cost three bumps ago."""
+        self._search.weight[:] = self._weights / BUMP**3
         self.fits = False
 
     def _places(self) -> Ints:

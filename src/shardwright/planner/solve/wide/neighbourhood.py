@@ -25,8 +25,7 @@ from shardwright.planner.solve.wide.problem import Floats, Ints
 from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_region
 
 BUMP = 2.0  # by what a price grows that was too low
-MOVES = 32  # of a round
-REFRESH = 16  # moves before prices follow what is used
+MOVES = 32  # of a round; twice in it prices follow what is used
 SOFT = 0.01  # of the limit: how far below it memory begins to have a price, while some is over it
 FEW = 8  # prices that a move may raise; tries at a full time, and at a node that lives then
 MOST_EDGES = 4  # of a region, and nodes that it passes through, times the nodes it may have
@@ -416,7 +415,7 @@ def improve(net: Net, search: Search, room: Room, manner: Manner, roots: Ints, w
     total = 0.0
     room.work[0] = 0
     for move in range(MOVES):
-        if move % REFRESH == 0:
+        if move % (MOVES // 2) == 0:
             _follow(search, manner.limit)
         if room.work[0] >= work:
             break

@@ -134,7 +134,7 @@ def _pop(room: Room) -> tuple[float, int]:
 
 
 @inner
-def _weigh(net: Net, room: Room, variable: int) -> None:
+def _weigh(room: Room, variable: int) -> None:
     """Note how large a table the elimination of a variable would need, and queue it."""
     weight = float(room.size[variable])
     for place in range(room.degree[variable]):
@@ -207,7 +207,7 @@ def _enter(net: Net, room: Room, count: int, local: Ints) -> None:
             _enlist(room, w, factor)
             _join(room, v, w)
     for v in range(count):
-        _weigh(net, room, v)
+        _weigh(room, v)
 
 
 @inner
@@ -241,7 +241,7 @@ def _fix(net: Net, room: Room, values: Floats, v: int, choice: int) -> None:
     for place in range(room.degree[v]):
         w = room.near[v, place]
         _part(room, w, v)
-        _weigh(net, room, w)
+        _weigh(room, w)
 
 
 @inner
@@ -308,11 +308,11 @@ def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
         base = net.first[room.node[w]]
         for s in range(total):
             values[base + s] += room.cells[begin + s]
-    _take_out(net, room, v, factor)
+    _take_out(room, v, factor)
 
 
 @inner
-def _take_out(net: Net, room: Room, v: int, factor: int) -> None:
+def _take_out(room: Room, v: int, factor: int) -> None:
     """Make the neighbours of a variable each other's, with a factor in common where they are several."""
     degree = room.degree[v]
     for place in range(degree):
@@ -325,7 +325,7 @@ def _take_out(net: Net, room: Room, v: int, factor: int) -> None:
             if not _is_near(room, w, room.near[v, further]):
                 _join(room, w, room.near[v, further])
     for place in range(degree):
-        _weigh(net, room, room.near[v, place])
+        _weigh(room, room.near[v, place])
 
 
 @compiled

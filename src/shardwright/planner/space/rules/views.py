@@ -26,7 +26,9 @@ from shardwright.planner.space.rules.signature import (
 def reshape(call: Signature) -> Iteration:
     """Match factors: the leading dim of each group of merged or divided dims can be split."""
     before, after = match_factors(call.inputs[0], call.outputs[0])
-    return space(call, [before, *_unnamed(call, 1)], [after], linear=(0,))
+    return space(
+        call, [before, *[("",) * len(shape) for shape in call.inputs[1:]]], [after], linear=(0,)
+    )
 
 
 def match_factors(before: Shape, after: Shape) -> tuple[Names, Names]:
@@ -252,10 +254,6 @@ def meshgrid(call: Signature) -> Iteration:
         raise NotUnderstood("meshgrid other than ij")
     names = numbered(len(call.inputs))
     return space(call, [(name,) for name in names], [names] * len(call.outputs))
-
-
-def _unnamed(call: Signature, start: int) -> list[Names]:
-    return [("",) * len(shape) for shape in call.inputs[start:]]
 
 
 def _like_output(call: Signature, names: Names) -> list[Names]:

@@ -26,7 +26,7 @@ def resized(call: Call, random: Random, *, distinct: bool = False) -> Call:
     listed = {entry for value in (*call.args, *call.kwargs.values()) for entry in _integers(value)}
     sizes -= set(call.fixed)
     listed -= set(call.fixed)
-    basic = sorted(size for size in sizes | listed if not _is_product(size, sizes | listed))
+    basic = sorted(size for size in sizes | listed if not any(_factors(size, sizes | listed)))
     # Indices must stay within what they index: some kernels do not look.
     has_indices = any(one.draw in ("integer", "given") for one in tensors)
     new: dict[int, int] = {}
@@ -71,10 +71,6 @@ def _map(value: Any, new: Mapping[int, int]) -> Any:
     if items is not None:
         return [_map(item, new) for item in items]
     return new.get(value, value) if type(value) is int else value
-
-
-def _is_product(size: int, known: set[int]) -> bool:
-    return next(iter(_factors(size, known)), None) is not None
 
 
 def _factors(size: int, known: set[int]) -> Iterator[tuple[int, int]]:

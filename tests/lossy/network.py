@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.errors import RunError
 from shardwright.lossy.endpoint import Endpoint
 from shardwright.lossy.messages import Allowance, Incoming, Labels, Outgoing
-from shardwright.lossy.packets import Packets
+from shardwright.lossy.packets import Packets, Shape
 from shardwright.lossy.settings import Transport
 
 T = TypeVar("T")
@@ -39,6 +39,11 @@ class Faults:
     delay: float = 1e-4
     dead: frozenset[int] = frozenset()
     loss_of: Callable[[np.ndarray, int], float] | None = None
+
+
+def unlabelled(shape: Shape) -> Labels:
+    """Return labels of packets that are all alike."""
+    return Labels(np.zeros(shape.packets, np.bool_), np.zeros(shape.packets, np.uint8))
 
 
 class LossyRank:
