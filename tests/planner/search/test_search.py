@@ -292,7 +292,7 @@ def test_a_second_free_axis_is_searched_and_finds_what_one_does_not(monkeypatch)
     best = search(graph, where, CostTable(), limits=FEW).best
     assert best.strategy.meshes[0].axes[0] == "outer"
     for module in (arrangements, shortlist):
-        monkeypatch.setattr(module, "FEW", 0)
+        monkeypatch.setattr(module, "SMALL_GRAPH", 0)
     less = search(graph, where, CostTable(), limits=FEW).best
     assert best.predicted.step_seconds < less.predicted.step_seconds
 

@@ -151,8 +151,8 @@ def test_neighbours_of_two_free_axes_move_devices_between_them() -> None:
 
 def test_a_price_of_memory_names_a_plan_that_needs_so_much_and_is_so_fast() -> None:
     wide = planned()
-    tight = planned(0.6 * wide.predicted.peak_bytes)
-    limit = 0.6 * wide.predicted.peak_bytes
+    limit = 0.5 * wide.predicted.peak_bytes
+    tight = planned(limit)
     found = explain(GRAPH, MACHINE, CostTable(), tight, training=Training(), limit=limit)
     bought = [one for one in found.prices if "memory per device" in one.what]
     assert bought
