@@ -236,6 +236,25 @@ def test_only_folders_whose_owner_is_gone_are_swept(tmp_path: Path) -> None:
     assert not (tmp_path / "shardwright-alive").exists()
 
 
+def test_what_was_killed_while_it_claimed_a_folder_is_swept_after_some_seconds(
+    tmp_path: Path,
+) -> None:
+    for name in ("shardwright-new", "shardwright-old", "shardwright-full", "shardwright-foreign"):
+        (tmp_path / name).mkdir()
+    for name in (
+        "new",
+        "old",
+        "full",
+    ):  # what a process has that was killed before the claim got its name
+        (tmp_path / f"shardwright-{name}" / ".shardwright-owner.11994").touch()
+    (tmp_path / "shardwright-full" / "data").touch()
+    for name in ("old", "full", "foreign"):
+        os.utime(tmp_path / f"shardwright-{name}", (0, 0))
+    sweep(tmp_path, "shardwright-*")
+    left = {path.name.removeprefix("shardwright-") for path in tmp_path.iterdir()}
+    assert left == {"new", "full", "foreign"}
+
+
 @pytest.mark.torch
 def test_a_save_that_is_interrupted_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,8 @@ _SOCKETS = "pymp-*"
 _SOCKET_NAME = len("/pymp-12345678/listener-12345678")
 _MOST_OF_A_SOCKET = 103  # bytes of a path in macOS' sockaddr_un; Linux' has 107
 _OWNER = ".shardwright-owner"
+# Making a folder and claiming it takes no longer, unless its process was killed between the two.
+_CLAIMING_SECONDS = 10.0
 
 
 @contextmanager
@@ -145,6 +148,9 @@ def _remove_if_abandoned(folder: Path) -> None:
     about, user = folder.lstat(), os.getuid()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != user:
         return
+    if not (folder / _OWNER).exists() and time.time() - about.st_mtime > _CLAIMING_SECONDS:
+        _remove_if_never_claimed(folder)
+        return
     lock = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
     try:
         if os.fstat(lock).st_uid == user:
@@ -153,6 +159,15 @@ def _remove_if_abandoned(folder: Path) -> None:
                 _remove(folder)
     finally:
         os.close(lock)
+
+
+def _remove_if_never_claimed(folder: Path) -> None:
+    """Remove what has nothing in it but claims that did not get their name: who made it was killed then."""
+    claims = list(folder.iterdir())
+    if claims and all(one.name.startswith(f"{_OWNER}.") for one in claims):
+        for one in claims:
+            one.unlink()
+        folder.rmdir()
 
 
 def drop_compiler_folder() -> None:
