@@ -241,11 +241,8 @@ def test_what_was_killed_while_it_claimed_a_folder_is_swept_after_some_seconds(
 ) -> None:
     for name in ("shardwright-new", "shardwright-old", "shardwright-full", "shardwright-foreign"):
         (tmp_path / name).mkdir()
-    for name in (
-        "new",
-        "old",
-        "full",
-    ):  # what a process has that was killed before the claim got its name
+    # What a process has made that was killed before its claim got its name.
+    for name in ("new", "old", "full"):
         (tmp_path / f"shardwright-{name}" / ".shardwright-owner.11994").touch()
     (tmp_path / "shardwright-full" / "data").touch()
     for name in ("old", "full", "foreign"):

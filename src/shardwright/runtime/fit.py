@@ -41,13 +41,13 @@ def step_bytes(
         }
         _train(recomputed(module) if recompute else module, batch, optimizer, precision)
 
+    is_gpu = device.type == "cuda"
     try:
-        found = _peak(train, device)
+        found = _gpu_peak(train, device) if is_gpu else _cpu_peak(train)
     except Exception as error:
         if not is_exhaustion(error):
             raise
         found = math.inf
-    is_gpu = device.type == "cuda"
     if is_gpu or math.isinf(found):
         gc.collect()  # what a step left in cycles, a failed one above all
     if is_gpu:
@@ -65,10 +65,6 @@ def _train(module: nn.Module, batch: Mapping[str, Any], optimizer: str, precisio
         loss.backward()
         update.step()
         update.zero_grad(set_to_none=True)
-
-
-def _peak(train: Any, device: torch.device) -> float:
-    return _gpu_peak(train, device) if device.type == "cuda" else _cpu_peak(train)
 
 
 def _gpu_peak(train: Any, device: torch.device) -> float:

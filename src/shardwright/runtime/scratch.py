@@ -2,7 +2,7 @@
 
 A folder is claimed by a locked file in it, so that it is known as ours and, since a lock ends with
 its process, as abandoned; a process number could belong to another process by then, or to another
-container that shares the disk. What nobody claimed, or somebody else owns, is never touched.
+container that shares the disk. What nobody claimed, or began to, or somebody else owns, is never touched.
 """
 
 from __future__ import annotations

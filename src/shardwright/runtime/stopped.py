@@ -123,14 +123,14 @@ class Patience:
         while not self._is_over.wait(LOOK_SECONDS):
             if self._watched and self._asks():
                 self._is_asked = True
-                return self._end_all()
+                self._end_all()
+                return
             seen = set(self._seen())
             self._looks = {process: self._looks.get(process, 0) + 1 for process in seen}
             for process, looks in self._looks.items():
                 if looks * LOOK_SECONDS >= self.seconds:
                     self._ended = self._ended or f"{self._watched[process][1]} (process {process})"
                     end(process)
-        return None
 
     def _end_all(self) -> None:
         first, *others = tuple(self._watched)

@@ -168,24 +168,17 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         results, spec = pytree.tree_flatten(made)
         if not results or not all(isinstance(one, Tensor) for one in results):
             raise Unsupported(f"the custom gradient of {cls.__name__}")
-        is_pointwise = _is_pointwise(cls, leaves, given)
-        word = (
-            "opaque"
-            if not is_pointwise
-            else "pointwise"
-            if _is_linear(cls, leaves, given)
-            else "bent"
-        )
+        sort = _sort_of(cls, leaves, given)
     numbers = itertools.count()
     slots = [Slot(next(numbers)) if isinstance(one, Tensor) else one for one in leaves]
     note = f"the custom gradient of {cls.__name__} is one opaque operator and runs replicated"
     call = Opaque(
-        kind=f"{word}.{cls.__name__}",
+        kind=f"{sort}.{cls.__name__}",
         path=None,
         module=Applied(cls),
         state=(),
         arguments=(pytree.tree_unflatten(slots, given), {}),
-        note="" if is_pointwise else note,
+        note=note if sort == "opaque" else "",
     )
     ids = {id(one) for one in context.undifferentiable}
     fixed = frozenset(place for place, one in enumerate(results) if id(one) in ids)
@@ -196,7 +189,7 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
     return keep_stub(Stub(call, like, fixed)), tensors, spec
 
 
-# -- which functions are pointwise ----------------------------------------------------------------------
+# -- which functions are pointwise, and which of these bend gradients -----------------------------------
 
 # Operators without torch's tag that move nothing, where they keep the shape.
 _IN_PLACE = frozenset(
@@ -241,6 +234,13 @@ def _fills(func: Any, args: Any) -> bool:
         return False
     mask = args[1][0]
     return mask.dtype == torch.bool and mask.shape == args[0].shape and args[2].numel() == 1
+
+
+def _sort_of(cls: Any, leaves: Sequence[Any], given: Any) -> str:
+    """Return the first word of its operator's kind."""
+    if not _is_pointwise(cls, leaves, given):
+        return "opaque"
+    return "pointwise" if _is_linear(cls, leaves, given) else "bent"
 
 
 def _is_pointwise(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
