@@ -38,6 +38,7 @@ from shardwright.errors import InputError
 from shardwright.files.presets import find_kind
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.runtime.capture import load_model
+from shardwright.runtime.train import named_optimizer
 from shardwright.verbs.narrate import tell
 from shardwright.verbs.request import Request
 from shardwright.verbs.study import study
@@ -48,7 +49,7 @@ HEAD = (
     "| memory predicted | measured | plain PyTorch |\n|---|---" + "|--:" * 8 + "|"
 )
 WARM, MOST_PLANS, LIMIT_SECONDS = 4, 3, 280
-ADAMW = functools.partial(torch.optim.AdamW, lr=1e-5)
+ADAMW = named_optimizer("adamw", 1e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,8 @@ def eager(
 ) -> Ran:
     """Train the model by itself."""
     torch.manual_seed(0)
-    model = make().to(device)
-    optimizer = ADAMW(model.parameters())
+    model = make()
+    optimizer = ADAMW(list(model.named_parameters()))
     here = {name: value.to(device) for name, value in batch.items()}
 
     def step() -> Tensor:
@@ -162,7 +163,7 @@ def run_case(name: str, cluster: str, steps: int, lock: str) -> list[dict[str, A
     if device == "cuda":
         torch.cuda.init()
     model = load_model(case.model)
-    make = functools.partial(model.build, "cpu")
+    make = functools.partial(model.build, device)
     batch = model.make_batch(case.batch, case.seq)
     asked = Request(global_batch=case.batch, seq=case.seq, precision=case.precision, trials=0)
     start = time.perf_counter()

@@ -83,7 +83,7 @@ def wrong_claims(graph: OperatorGraph, strategy: Strategy) -> list[str]:
     words = axis_words(strategy, graph)
     found = {
         "weights are split": are_split == claims or ("hybrid parallel" in said and claims),
-        "explain says so": are_split == any("weights" in word for word in words),
+        "explain says so": are_split == any("weights" in word for mesh in words for word in mesh),
         "microbatches": int(named[1] if named else 1) == count,
         "stages": int(next(filter(None, stages.groups())) if stages else 1) == groups,
     }

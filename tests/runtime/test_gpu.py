@@ -26,6 +26,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.profile import Setting, measure_operators
+from shardwright.runtime.train import named_optimizer
 from tests import zoo
 from tests.runtime.equivalence import (
     Factory,
@@ -41,7 +42,7 @@ pytestmark = [
     pytest.mark.ranks,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch can use no GPU here"),
 ]
-ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+ADAMW = named_optimizer("adamw", 1e-3)  # in one kernel
 SGD = partial(torch.optim.SGD, lr=1.0)  # updates are gradients
 SEEDS = (
     Seed(),

@@ -30,11 +30,23 @@ def test_a_plan_for_gpus_says_what_lies_around_its_tensors() -> None:
 def test_axes_are_told_by_what_they_split_whatever_they_are_called() -> None:
     graph = mlp()
     two = seed_strategy(graph, Seed(data=2, tensor=2))
-    assert axis_words(two, graph) == ("samples", "weights, activations")
+    assert axis_words(two, graph) == (("samples", "weights, activations"),)
     mesh = replace(two.meshes[0], axes=("tensor", "outer"))
-    assert axis_words(replace(two, meshes=(mesh,)), graph) == ("samples", "weights, activations")
+    assert axis_words(replace(two, meshes=(mesh,)), graph) == (("samples", "weights, activations"),)
     whole = tuple(replace(config, dims=("", "")) for config in two.configs)
-    assert axis_words(replace(two, configs=whole), graph) == ("nothing split",) * 2
+    assert axis_words(replace(two, configs=whole), graph) == (("nothing split",) * 2,)
+
+
+def test_stages_on_meshes_of_other_axes_each_say_what_theirs_split() -> None:
+    graph = mlp()
+    split = seed_strategy(graph, Seed(data=2, tensor=2, stages=2))
+    first, last = split.meshes
+    alone = replace(last, axes=(), sizes=(), devices=last.devices[:1])
+    configs = tuple(
+        replace(config, dims=()) if config.mesh == 1 else config for config in split.configs
+    )
+    words = axis_words(replace(split, meshes=(first, alone), configs=configs), graph)
+    assert words == (("samples", "weights, activations"), ())
 
 
 class Mixing(nn.Module):

@@ -73,7 +73,7 @@ class PlanStory:
 
     The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
     ``beside`` is what the driver of a GPU sees besides that on the fullest stage: parts and their bytes.
-    ``axes``: what each axis of the meshes splits, in words. ``why`` is what speaks for the plan, where
+    ``axes``: what each axis of each mesh splits, in words. ``why`` is what speaks for the plan, where
     that was looked for. ``feeding``: what brings a step's input beneath others, as (resource such as ``disk:0``, what
     it does, seconds); none where input is never waited for.
     """
@@ -87,7 +87,7 @@ class PlanStory:
     process_bytes: float = 0.0
     beside: tuple[tuple[str, float], ...] = ()
     operators: tuple[OperatorRow, ...] = ()
-    axes: tuple[str, ...] = ()
+    axes: tuple[tuple[str, ...], ...] = ()
     why: Why | None = None
 
     @property

@@ -149,7 +149,7 @@ def _axis_uses(story: PlanStory, index: int) -> list[str]:
     count = len(strategy.meshes[index].axes)
     if all(config.mesh != index for config in strategy.configs):
         return [" (parameters at rest)"] * count
-    return [f" ({use})" for use in story.axes] or [""] * count
+    return [f" ({use})" for use in story.axes[index]] if story.axes else [""] * count
 
 
 def plan_tables(story: PlanStory) -> Group:

@@ -58,20 +58,23 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
     )
 
 
-def axis_words(strategy: Strategy, graph: OperatorGraph) -> tuple[str, ...]:
-    """Say of every mesh axis what operators split over it: its name says what it was meant for."""
+def axis_words(strategy: Strategy, graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
+    """Say of every axis of every mesh what operators split over it: its name says what it was meant for."""
     samples = find_samples(graph)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     by_samples = data_dims(graph, samples, iterations)
-    axes = strategy.meshes[strategy.configs[0].mesh if strategy.configs else 0].axes
-    uses: list[set[str]] = [set() for _ in axes]
+    uses: list[list[set[str]]] = [[set() for _ in mesh.axes] for mesh in strategy.meshes]
     for index, config in enumerate(strategy.configs):
         words = {PLUS: "", by_samples[index]: "samples", "": ""}
         for position in samples.weights(graph, index):
             words = dict.fromkeys(iterations[index].inputs[position], "weights") | words
-        for found, name in zip(uses, config.dims, strict=True):
+        for found, name in zip(uses[config.mesh], config.dims, strict=True):
             found.add(words.get(name, "activations"))
-    return tuple(", ".join(sorted(found - {""}, reverse=True)) or "nothing split" for found in uses)
+    return tuple(tuple(map(_use_words, of_mesh)) for of_mesh in uses)
+
+
+def _use_words(found: set[str]) -> str:
+    return ", ".join(sorted(found - {""}, reverse=True)) or "nothing split"
 
 
 def _beside(

@@ -44,7 +44,7 @@ from shardwright.runtime.profile.beneath import (
 )
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
-from shardwright.runtime.profile.overheads import time_overheads, time_starts
+from shardwright.runtime.profile.overheads import time_gpu, time_overheads
 from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
@@ -182,7 +182,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
     if place.type == "cuda":
         torch.cuda.set_device(place)
         if probe.overheads:
-            found["overhead|start_seconds"] = time_starts(place)
+            found |= time_gpu(place)
     if job.ranks < 2:
         report(1, 1)
         return time_overheads(OVERHEAD_SHARE * job.budget_seconds) if measures_host else found

@@ -29,7 +29,7 @@ _MATRIX, _GPU_MATRIX = 512, 4096
 _COPIED_BYTES = 64 * 2**20
 # Named anew whenever measurements mean something else, so that old ones are not mixed with new.
 METHOD = "in turns, from memory, sums in rings, pieces exchanged, transfers one way"
-METHOD_OF_GPUS = "each on its own GPU, kernels queued, transfers one way"
+METHOD_OF_GPUS = "each on its own GPU, kernels queued, fused updates, transfers one way"
 RATES = ("peak_flops", "memory_bandwidth")
 
 

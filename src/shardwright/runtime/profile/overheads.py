@@ -23,12 +23,14 @@ from shardwright.core.costs import BACKWARD_STARTS, PACK, PACK_DENSITIES, UPDATE
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import Timing, summarise
+from shardwright.runtime.profile.operators import on_device
 from shardwright.runtime.saved_tensors import look_up_saved
 from shardwright.runtime.transforms import RUNS
 
 # Bytes of a tensor that is updated, and of all at once, of which there are no more than so many.
 _SIZES = (1024, 64 * 1024, 2**20, 4 * 2**20, 16 * 2**20)
 _UPDATED_BYTES, _MANY = 16 * 2**20, 32
+_GPU_SIZES, _GPU_UPDATED_BYTES = (1024, 2**20, 16 * 2**20, 128 * 2**20), 512 * 2**20
 # As many samples as the seconds allow, between these numbers.
 _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
 # Elements of a gradient that is compressed, the density of selections that are merged, and the seconds for one.
@@ -49,8 +51,17 @@ def time_overheads(seconds: float = _SECONDS) -> dict[str, Timing]:
     return {
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
-        **_update_seconds(others),
+        **_update_seconds(partial(_adamw_seconds, others=others), _SIZES, _UPDATED_BYTES),
         **_pack_seconds(others),
+    }
+
+
+def time_gpu(device: torch.device) -> dict[str, Timing]:
+    """Return what the host takes to start an operator on a GPU, and what updates take there."""
+    update = partial(_fused_seconds, device=device)
+    return {
+        "overhead|start_seconds": time_starts(device),
+        **_update_seconds(update, _GPU_SIZES, _GPU_UPDATED_BYTES),
     }
 
 
@@ -158,22 +169,23 @@ def _message_seconds(others: Others) -> Timing:
     return _after(others, run)
 
 
-def _update_seconds(others: Others) -> dict[str, Timing]:
-    """Time AdamW, as torch chooses to run it: once a step, and per tensor of several sizes.
+def _update_seconds(
+    adamw: Callable[[int, int], Timing], sizes: Sequence[int], most_bytes: int
+) -> dict[str, Timing]:
+    """Time AdamW: once a step, and per tensor of several sizes, no more than so many bytes at one time.
 
     Of large tensors caches hold less from one of the optimizer's kernels to the next.
     """
-    one = _adamw_seconds(1, _SIZES[0], others)
-    many = _adamw_seconds(_MANY, _SIZES[0], others)
+    one, many = adamw(1, sizes[0]), adamw(_MANY, sizes[0])
     small = max(many.seconds - one.seconds, 0.0) / (_MANY - 1)
     once = max(one.seconds - small, 0.0)
     found = {
         "overhead|update_seconds": replace(one, seconds=once),
-        f"{UPDATE}|{_SIZES[0]}": replace(many, seconds=small, spread=many.spread / _MANY),
+        f"{UPDATE}|{sizes[0]}": replace(many, seconds=small, spread=many.spread / _MANY),
     }
-    for size in _SIZES[1:]:
-        count = max(1, min(_MANY, _UPDATED_BYTES // size))
-        several = _adamw_seconds(count, size, others)
+    for size in sizes[1:]:
+        count = max(1, min(_MANY, most_bytes // size))
+        several = adamw(count, size)
         found[f"{UPDATE}|{size}"] = replace(
             several,
             seconds=max(several.seconds - once, 0.0) / count,
@@ -183,11 +195,28 @@ def _update_seconds(others: Others) -> dict[str, Timing]:
 
 
 def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
-    parameters = [torch.nn.Parameter(torch.rand(num_bytes // 4)) for _ in range(count)]
-    for parameter in parameters:
-        parameter.grad = torch.rand_like(parameter)
-    optimizer = torch.optim.AdamW(parameters)
+    """Time it on a CPU, as torch chooses to run it."""
+    optimizer = torch.optim.AdamW(_with_gradients(count, num_bytes, torch.device("cpu")))
     return _after(others, optimizer.step)
+
+
+def _fused_seconds(count: int, num_bytes: int, device: torch.device) -> Timing:
+    """Time it on a GPU, in one kernel (``train.named_optimizer``)."""
+    optimizer = torch.optim.AdamW(_with_gradients(count, num_bytes, device), fused=True)
+
+    def run(number: int) -> None:
+        for _ in range(number):
+            optimizer.step()
+
+    return on_device(run, str(device), _SECONDS)
+
+
+def _with_gradients(count: int, num_bytes: int, device: torch.device) -> list[torch.nn.Parameter]:
+    draw = partial(torch.rand, num_bytes // 4, device=device)
+    parameters = [torch.nn.Parameter(draw()) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = draw()
+    return parameters
 
 
 def _pack_seconds(others: Others) -> dict[str, Timing]:
