@@ -43,6 +43,11 @@ class Item:
     dims: tuple[int, int]
     dtype: torch.dtype
 
+    @property
+    def has_place(self) -> bool:
+        """Whether a copy of it lies in memory that is fixed: not a row's, whose padded copy is not to stay."""
+        return self.target is not None and self.dims[1] != FLAT
+
     def source(self) -> Tensor:
         """Return the tensor to send."""
         return self.raw().to(self.dtype)
@@ -101,16 +106,26 @@ class Local(Exchange):
         self.pieces, self.place = pieces, place
 
     def issue(self) -> None:
-        fixed: list[tuple[Tensor, Tensor]] = []
-        for item in self.items:
-            if item.target is None or item.dims[1] == FLAT:  # whose padded copy is not to stay
-                self._write(item)
-                continue
-            memory, kept = item.target(), self._cut(*item.divided(self.pieces))
-            if kept.data_ptr() != memory.data_ptr():
-                fixed.append((memory, kept))
-        if fixed:  # a GPU is given one kernel for all of them
-            torch._foreach_copy_([to for to, _ in fixed], [kept for _, kept in fixed])
+        ends = [self._ends(item) for item in self.items]
+        copies = [(to, kept) for to, kept in ends if to.data_ptr() != kept.data_ptr()]
+        if copies:  # a GPU is given one kernel for all of them
+            torch._foreach_copy_([to for to, _ in copies], [kept for _, kept in copies])
+        for item, (to, kept) in zip(self.items, ends, strict=True):
+            if not item.has_place:
+                item.write(to, to is not kept)
+
+    def _ends(self, item: Item) -> tuple[Tensor, Tensor]:
+        """Return where this rank's piece goes, and the piece: the same where it can stay."""
+        whole, dim = item.divided(self.pieces)
+        kept = self._cut(whole, dim)
+        if item.target is not None and item.has_place:
+            return item.target(), kept
+        if dim >= 0:  # a copy, so that the whole tensor can be released
+            how = torch.contiguous_format
+            return torch.empty_like(kept, dtype=item.dtype, memory_format=how), kept
+        return (
+            kept if kept.dtype is item.dtype else torch.empty_like(kept, dtype=item.dtype)
+        ), kept
 
     def _cut(self, tensor: Tensor, dim: int) -> Tensor:
         """Return this rank's piece, a view."""
@@ -118,13 +133,6 @@ class Local(Exchange):
             return tensor
         size = tensor.shape[dim] // self.pieces
         return tensor.narrow(dim, self.place * size, size)
-
-    def _write(self, item: Item) -> None:
-        kept, dim = item.divided(self.pieces)
-        tensor = self._cut(kept.to(item.dtype), dim)
-        # A copy, so that the whole tensor can be released.
-        owned = tensor.clone(memory_format=torch.contiguous_format) if dim >= 0 else tensor
-        item.write(owned, dim >= 0)
 
     def complete(self) -> None:
         """Nothing is under way."""

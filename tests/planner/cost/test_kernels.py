@@ -17,6 +17,7 @@ from shardwright.planner.cost.products import Product
 from shardwright.planner.cost.software import PROFILES, sustained
 from tests.planner.cost.test_compute import cost, graph_of
 
+H200 = Rates(cluster=parse_cluster("1xH200"), precision="bfloat16")
 PEAKS = {"A100-SXM4-80GB": 312e12, "H100-SXM5-80GB": 989e12, "H200-SXM": 989e12,
          "B200-SXM": 2250e12, "GB200-SXM": 2500e12, "L40S": 362e12}  # fmt: skip
 
@@ -102,3 +103,23 @@ def test_a_chain_of_elementwise_operators_is_cheaper_compiled_and_a_product_is_n
     assert seconds["compiled"][1] == pytest.approx(seconds["eager"][1], rel=0.05)
     traffic = 2 * 2**24 * DTYPE_BYTES["bfloat16"]
     assert seconds["compiled"][0] > traffic / 3.35e12
+
+
+@pytest.mark.parametrize(
+    ("words", "width", "slower"), [(50257, 768, 4.8), (50264, 770, 4.8), (50264, 768, 1)]
+)
+def test_rows_that_start_anywhere_are_read_number_by_number(words: int, width: int, slower: float):
+    odd = graph_of("aten.linear.default", [(16384, width), (words, width)], (16384, words))
+    even = graph_of("aten.linear.default", [(16384, 768), (50264, 768)], (16384, 50264))
+    for phase in ("forward", "backward"):
+        ratio = cost(odd, H200, phase).seconds / cost(even, H200, phase).seconds
+        assert ratio == pytest.approx(slower, rel=0.35)
+    whole = replace(H200, precision="float32")
+    assert cost(odd, whole).seconds == pytest.approx(cost(even, whole).seconds, rel=0.02)
+
+
+def test_statistics_of_channels_take_longer_than_their_bytes():
+    shape = (64, 256, 56, 56)
+    norm = graph_of("aten.batch_norm.default", [shape, (256,), (256,)], shape)
+    relu = graph_of("aten.relu.default", [shape], shape)
+    assert 4 < cost(norm, H200).seconds / cost(relu, H200).seconds < 6

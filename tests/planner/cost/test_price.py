@@ -23,8 +23,9 @@ from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value, resource_classes
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster, read_cluster
-from shardwright.planner.cost import collective_seconds, price
+from shardwright.planner.cost import Rates, collective_seconds, price
 from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.totals import started, total
 from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
@@ -313,6 +314,14 @@ def test_a_gpu_waits_for_a_host_that_is_slower_to_start_operators(kind: int, sta
     operators = sum(1 for one in graph.operators if not one.kind.startswith("aten.view"))
     assert slower[place] == pytest.approx(2 * slow[place], rel=1e-6)
     assert 0.01 * starts <= slow[place] <= 0.01 * starts * (operators + 1)
+
+
+def test_views_which_were_measured_start_nothing_on_a_gpu() -> None:
+    table = CostTable(overheads=(("start_seconds", 0.01),))
+    rates = Rates(cluster=parse_cluster("1x1xH100"), table=table)
+    views = [Cost(seconds=2e-8, source="measured")] * 100
+    costs = [Cost(seconds=2e-6, source="measured"), *views]
+    assert started(total(costs), costs, "forward", rates).seconds == pytest.approx(0.01)
 
 
 def test_rounds_of_pairs_cost_a_transfer_each_and_share_the_uplink_of_a_host() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.capture.prepare import eager_masks
 from tests.runtime.equivalence import assert_close, assert_equivalent, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.strategies import named
@@ -57,6 +59,28 @@ def test_what_a_model_checks_of_its_values_does_not_stop_its_capture() -> None:
     strategy = seed_strategy(captured.graph, Seed(data=2))
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
     assert_close(runs[0], train_plain(merging, sgd), "merging")
+
+
+class Asking(nn.Module):
+    """Asks as some releases of transformers do whether a mask that is not there is traced."""
+
+    def __init__(self, hear: Callable[[bool], None]) -> None:
+        super().__init__()
+        self.hear = hear
+
+    def forward(self, x: Tensor) -> Tensor:
+        from transformers import masking_utils
+
+        self.hear(masking_utils.is_tracing(None))
+        return x * 2
+
+
+def test_a_mask_that_is_not_there_is_left_to_the_kernel_as_in_an_eager_run() -> None:
+    for masks, expected in ((contextlib.nullcontext(), True), (eager_masks({}), False)):
+        answers: list[bool] = []
+        with masks:
+            torch.export.export(Asking(answers.append), (torch.rand(3),), strict=False)
+        assert set(answers) == {expected}
 
 
 class MultiQuery(nn.Module):

@@ -17,7 +17,7 @@ from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph, tensor_bytes
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment
-from shardwright.core.strategy import Mesh
+from shardwright.core.strategy import MIXED, Mesh
 from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
@@ -229,7 +229,7 @@ class InstructionCosts:
                 costs.append(Cost(seconds=memory_seconds(size, rates.kind)))
             busy = total([fixed, *costs])
             if rates.is_gpu:
-                busy = started(busy, sum(cost.seconds > 0 for cost in costs), phase, rates)
+                busy = started(busy, costs, phase, rates)
             options.append(busy)
         return max(options, key=lambda cost: cost.seconds)
 
@@ -437,8 +437,10 @@ class InstructionCosts:
         return self._homes.get(mesh, [])
 
     def _shard_bytes(self, tensor: int, layout: Layout, sizes: tuple[int, ...]) -> int:
-        key = (tensor, layout, sizes)
+        is_mixed = self.program.strategy.precision in MIXED  # masters are float32 then
+        key = (tensor, layout, sizes, is_mixed)
         if key not in self.sizes:
             spec = self.graph.tensors[tensor]
-            self.sizes[key] = local_bytes(spec.shape, spec.dtype, layout, sizes)
+            dtype = "float32" if is_mixed else spec.dtype
+            self.sizes[key] = local_bytes(spec.shape, dtype, layout, sizes)
         return self.sizes[key]

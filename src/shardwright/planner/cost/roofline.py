@@ -30,6 +30,7 @@ from shardwright.planner.cost.products import (
     ADDED_FIRST,
     ATTENTION,
     HEAVY,
+    MATMUL,
     RECURRENT,
     Product,
     phase_products,
@@ -47,6 +48,11 @@ MATMUL_EFFICIENCY = (("V100", 0.68), ("MI3", 0.45))
 USUAL_EFFICIENCY = (0.75, 0.35)
 CPU_EFFICIENCY = 0.9
 VECTOR_EFFICIENCY = 0.5
+# Measured on an H200 with torch 2.11 (benchmarks/reports/gpu_h200_202611.md). Rows of 16-bit operands that are no
+# multiple of 16 bytes, such as GPT-2's 50,257 words, can only be read number by number: that share of the rate.
+MISALIGNED, _ALIGNED = 0.21, 8
+# Statistics of channels, which lie far apart, are read and written as if they were so many times larger.
+_STATISTICS = {"batch_norm": 5.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +140,7 @@ def roofline(shard: Shard, phase: str, rates: Rates) -> float:
         return busy + launches * device.launch_seconds
     software = rates.software
     passed = traffic / (software.memory * device.memory_bandwidth)
+    passed *= _STATISTICS.get(shard.kind, 1.0)
     if shard.kind not in HEAVY and shard.kind not in RECURRENT and shard.kind != OPAQUE:
         # Element-wise kernels do not use matrix units.
         vector = min(peak, device.flops_for("float32")) * VECTOR_EFFICIENCY
@@ -162,14 +169,23 @@ def _matrix_seconds(shard: Shard, phase: str, flops: float, rates: Rates) -> flo
         return flops / (rate * share)
     if tables is None or shard.product is None:
         return flops / sustained(usual, peak, device.name)
-    total = 0.0
+    total, share = 0.0, _aligned_share(shard, shard.product)
     for product in phase_products(shard.kind, shard.needs, phase, shard.product):
-        rate = tables.product_rate(product, shard.dtype) or usual
+        rate = share * (tables.product_rate(product, shard.dtype) or usual)
         if shard.grouped:
             rows = min(product.m, product.k) if phase == "backward" else product.m
             rate *= tables.grouped_share(rows, shard.grouped)
         total += product.flops / sustained(rate, peak, device.name)
     return total
+
+
+def _aligned_share(shard: Shard, product: Product) -> float:
+    """Return what is left of the rate where rows of an operand or of the result start anywhere; those of a few
+    numbers are slow by themselves."""
+    if shard.kind not in MATMUL or shard.grouped or shard.dtype not in {"bfloat16", "float16"}:
+        return 1.0
+    rows = (product.n, product.k)
+    return MISALIGNED if any(n > _ALIGNED and round(n) % _ALIGNED for n in rows) else 1.0
 
 
 def _attention_rate(shard: Shard, tables: Kernels | None) -> float | None:

@@ -13,6 +13,8 @@ from shardwright.core.program import Program, Segment
 from shardwright.planner.cost.roofline import Rates
 
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
+# What is measured below this starts no kernel on a GPU: views take some 20 ns there.
+SHORTEST_KERNEL = 5e-7
 
 
 def total(costs: Sequence[Cost]) -> Cost:
@@ -26,8 +28,9 @@ def total(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def started(busy: Cost, num_operators: int, phase: str, rates: Rates) -> Cost:
-    """Return a segment's time where the host may not start its operators as fast as they end."""
+def started(busy: Cost, costs: Sequence[Cost], phase: str, rates: Rates) -> Cost:
+    """Return a segment's time where the host may not start its operators, of these ``costs``, as fast as they end."""
+    num_operators = sum(cost.seconds > SHORTEST_KERNEL for cost in costs)
     kernels = num_operators * (BACKWARD_STARTS if phase == "backward" else 1.0)
     usual = rates.software.host * rates.kind.launch_seconds
     host = kernels * rates.table.overhead_map.get("start_seconds", usual)

@@ -172,7 +172,8 @@ def _columns(
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
     _add_casts(column, case)
     _add_accumulation(column, case)
-    update = decisions.context.prices.update_seconds(case.size(kept.optimizer, spec.dtype))
+    prices = decisions.context.prices
+    update = prices.update_seconds(case.size(kept.optimizer, prices.master_dtype(spec.dtype)))
     column[ONCE] += back + update
     _add_memory(column, case)
     return column
