@@ -50,7 +50,7 @@ CPU_EFFICIENCY = 0.9
 VECTOR_EFFICIENCY = 0.5
 # Measured on an H200 with torch 2.11 (benchmarks/reports/gpu_h200_202611.md). Rows of 16-bit operands that are no
 # multiple of 16 bytes, such as GPT-2's 50,257 words, can only be read number by number: that share of the rate.
-MISALIGNED, _ALIGNED = 0.21, 8
+_MISALIGNED, _ALIGNED = 0.21, 8
 # Statistics of channels, which lie far apart, are read and written as if they were so many times larger.
 _STATISTICS = {"batch_norm": 5.0}
 
@@ -185,7 +185,7 @@ def _aligned_share(shard: Shard, product: Product) -> float:
     if shard.kind not in MATMUL or shard.grouped or shard.dtype not in {"bfloat16", "float16"}:
         return 1.0
     rows = (product.n, product.k)
-    return MISALIGNED if any(n > _ALIGNED and round(n) % _ALIGNED for n in rows) else 1.0
+    return _MISALIGNED if any(n > _ALIGNED and round(n) % _ALIGNED for n in rows) else 1.0
 
 
 def _attention_rate(shard: Shard, tables: Kernels | None) -> float | None:

@@ -30,7 +30,7 @@ from shardwright.runtime.transforms import RUNS
 # Bytes of a tensor that is updated, and of all at once, of which there are no more than so many.
 _SIZES = (1024, 64 * 1024, 2**20, 4 * 2**20, 16 * 2**20)
 _UPDATED_BYTES, _MANY = 16 * 2**20, 32
-_GPU_SIZES, _GPU_UPDATED_BYTES = (1024, 2**20, 16 * 2**20, 128 * 2**20), 512 * 2**20
+_GPU_SIZES, _GPU_UPDATED_BYTES = (1024, 2**20, 16 * 2**20, 128 * 2**20), 256 * 2**20
 # As many samples as the seconds allow, between these numbers.
 _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
 # Elements of a gradient that is compressed, the density of selections that are merged, and the seconds for one.
