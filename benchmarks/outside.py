@@ -56,6 +56,7 @@ FILES = (
     "papers",
     "habits",
     "unseen",
+    "current",
 )
 
 
