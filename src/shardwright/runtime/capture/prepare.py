@@ -26,6 +26,7 @@ from shardwright.runtime.capture.adaptive import traceable_adaptive
 from shardwright.runtime.capture.bins import traceable_bins
 from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.ctc import traceable_ctc
+from shardwright.runtime.capture.flexible import traceable_flex
 from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.packed import traceable_packing
 from shardwright.runtime.capture.places import first_line, held_at
@@ -290,7 +291,7 @@ def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
     with (
         quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), traceable_bins(),
-        traceable_adaptive(), traceable_packing(), untouched_numbers(), without_group(),
+        traceable_adaptive(), traceable_packing(), traceable_flex(), untouched_numbers(), without_group(),
     ):  # fmt: skip
         before = Distribution._validate_args
         Distribution.set_default_validate_args(
