@@ -205,18 +205,23 @@ def fake(
 ) -> Tensor:
     """Return a tensor without storage which claims to be on the CPU."""
     chosen = tensor.dtype if dtype is None else _cast(tensor.dtype, dtype)
-    with mode:
-        if shape is not None:
-            return torch.empty(shape, dtype=chosen, device="cpu")
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=chosen, device="cpu")
+    if shape is None:
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=chosen, device="meta")
+    else:
+        meta = torch.empty(shape, dtype=chosen, device="meta")
+    # Not asked of the mode, as operators are: a deep model has ten thousand parameters.
+    return FakeTensor(mode, meta, torch.device("cpu"))
 
 
 def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Copy a module with fake parameters and buffers; ties stay, nothing is allocated."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
-        stand_in = fake(mode, parameter, dtype)
-        memo[id(parameter)] = nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
+        stand_in: Any = fake(mode, parameter, dtype).requires_grad_(parameter.requires_grad)
+        stand_in._is_param = (
+            True  # as nn.Parameter marks tensors of other classes, of which it makes a view
+        )
+        memo[id(parameter)] = stand_in
     for buffer in module.buffers():
         memo[id(buffer)] = fake(mode, buffer, dtype)
     for child in module.modules():

@@ -144,8 +144,8 @@ def _without_stack_traces() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Let Python look for garbage in cycles seldom: a trace makes objects that stay, and going through all of them
-    again after every 700 takes a third of a capture."""
+    """Let Python look for garbage in cycles seldom: a trace makes objects that stay, all of which it would go
+    through again and again, a fifteenth of a capture of a hundred layers."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], 100_000) if before[0] else 0, *before[1:])
     try:
