@@ -1,4 +1,4 @@
-"""Twenty-two models of kinds that were new in 2024 to 2026, for ``outside.py``: attention with sinks and caches, delta
+"""Twenty-one models of kinds that were new in 2024 to 2026, for ``outside.py``: attention with sinks and caches, delta
 rules, routers, denoisers with modulation, adapters that are parametrised, preferences, selective checkpointing.
 
 Written before any of them was run.
