@@ -52,7 +52,7 @@ def _written_out(
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what attention makes, and of each query the logarithm of its sum, to base 2, and its maximum."""
-    b, heads, queries, _ = query.shape
+    b, heads, queries = query.shape[:3]
     key, value = (
         one[:, :, None].expand(b, -1, heads // one.shape[1], -1, -1).flatten(1, 2)
         for one in (key, value)
