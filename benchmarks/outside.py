@@ -27,6 +27,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime import verify
 from shardwright.runtime.capture import capture, load_model
+from shardwright.runtime.capture.flexible import traceable_flex
 from shardwright.runtime.train import build_seeded
 from shardwright.verbs import coverage
 
@@ -56,6 +57,7 @@ FILES = (
     "papers",
     "habits",
     "unseen",
+    "current",
 )
 
 
@@ -166,7 +168,8 @@ def prepare(spec: str, precision: str) -> tuple[object, list[object], object]:
 def train_plainly(made: object) -> object:
     """Train a copy of what was prepared with plain PyTorch."""
     module, batches, _ = made
-    return verify.train_plainly(module, batches, clips=False, tell=_ignore)
+    with traceable_flex():  # of which torch has no gradient on CPUs
+        return verify.train_plainly(module, batches, clips=False, tell=_ignore)
 
 
 def furthest(made: object, plain: object, splits: coverage.Splits) -> object:

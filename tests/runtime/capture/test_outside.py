@@ -11,7 +11,9 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from shardwright.errors import CaptureError
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.prepare import eager_masks
@@ -228,10 +230,12 @@ class Penalised(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         h = torch.cat([self.token.repeat(len(x), 2, 1), self.net(x)], 1)
-        last = h[torch.arange(len(x)), y]
+        rows = torch.arange(len(x))
+        last = h[rows, y]
+        blocks = h.unflatten(-1, (3, 2))[rows[:, None, None], torch.stack([y, -y], 1)[:, None]]
         total = x.new_zeros(1)
         total = total + nn.functional.cross_entropy(self.out(last), y % 3)
-        total += 0.1 * h.pow(2).mean()
+        total += 0.1 * h.pow(2).mean() + (blocks.flatten(1).cumsum(1) * 0.1).sin().mean()
         total = total * torch.exp(-self.spread) + self.spread
         total = total.sum() + (1 - h.cos().mean())
         return total + 0.01 * sum(one.pow(2).sum() for one in self.net.parameters()) - 3
@@ -385,3 +389,68 @@ def test_what_is_read_by_strides_is_what_lay_there_before_it_was_split() -> None
     assert_equivalent(
         2, chunks, named(Seed(data=2), Seed(tensor=2)), partial(torch.optim.SGD, lr=1.0)
     )
+
+
+class Documents(nn.Module):
+    """Attention within documents that are packed into one row, under learned slopes, by two heads of one key."""
+
+    def __init__(self, *, flexible: bool) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.slopes = nn.Parameter(torch.tensor([0.5, 0.25]))
+        self.flexible = flexible
+
+    def forward(self, ids: Tensor) -> Tensor:
+        document = (ids == 0).cumsum(1)
+        x = self.embed(ids)
+        q = self.q(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        k, v = self.kv(x)[:, None].chunk(2, -1)
+        y = self.flex(q, k, v, document) if self.flexible else self.by_hand(q, k, v, document)
+        return nn.functional.cross_entropy(self.out(y.transpose(1, 2).flatten(2)).mT, ids.flip(1))
+
+    def flex(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
+        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i > j) & (document[b, i] == document[b, j])
+
+        def sloped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - self.slopes[h] * (i - j)
+
+        mask = create_block_mask(visible, len(q), None, 6, 6, device="cpu")
+        return flex_attention(q, k, v, score_mod=sloped, block_mask=mask, enable_gqa=True)
+
+    def by_hand(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
+        i, j = torch.arange(6)[:, None], torch.arange(6)
+        seen = ((i > j) & (document[:, :, None] == document[:, None]))[:, None]
+        scores = q @ k.mT / 2 - self.slopes[:, None, None] * (i - j)
+        weights = scores.masked_fill(~seen, -1e9).softmax(-1) * seen.any(-1, keepdim=True)
+        return weights @ v
+
+
+def documents(*, flexible: bool) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Documents(flexible=flexible).double(), {"ids": torch.randint(0, 9, (4, 6))}
+
+
+def test_flexible_attention_trains_as_what_it_stands_for_though_no_processor_can() -> None:
+    module, batch = documents(flexible=True)
+    captured = capture(module, batch)
+    strategy = seed_strategy(captured.graph, Seed(data=2, num_microbatches=2))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    assert_close(runs[0], train_plain(partial(documents, flexible=False), sgd), "documents")
+
+
+def test_a_row_that_flexible_attention_looks_up_is_refused() -> None:
+    def by_rows(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + table[i][j]
+
+    class Rows(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)[:, None]
+            return flex_attention(x, x, x, score_mod=by_rows).square().mean()
+
+    table = torch.randn(3, 3)
+    with pytest.raises(
+        CaptureError, match=r"single elements, but one takes .*; name all places at once"
+    ):
+        capture(Rows(4, 4), {"x": torch.randn(2, 3, 4)})

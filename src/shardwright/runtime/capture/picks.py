@@ -12,6 +12,7 @@ import torch
 from shardwright.runtime.capture.record import Recorder, Value, aten
 
 ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default})
+_VIEWS = frozenset({aten.reshape.default, aten.unsqueeze.default})
 
 
 def shown(
@@ -50,33 +51,43 @@ def _is_zeros(recorder: Recorder, value: Value) -> bool:
 
 
 def _index(recorder: Recorder, args: Sequence[Any]) -> Value | None:
-    """Return ``x[arange(n), i]``, where ``x`` has n rows, as a choice along dim 1 in every row."""
+    """Return ``x[rows, i]``, where ``rows`` counts those of ``x`` along the result's first dim, as choices along
+    dim 1 in every row."""
     source, places = args
-    if len(places) != 2 or not all(isinstance(one, Value) for one in places):
+    if len(places) < 2 or any(one is not None for one in places[2:]):
         return None
-    rows, chosen = places
-    shape = source.meta.shape
-    is_plain = (
-        rows.meta.dim() == 1 and chosen.meta.shape == shape[:1] and chosen.meta.dtype.itemsize == 8
-    )
-    if not is_plain or not _counts(recorder, rows, shape[0]):
+    rows, chosen = places[:2]
+    if not (isinstance(rows, Value) and isinstance(chosen, Value)):
+        return None
+    count, width, *rest = source.meta.shape
+    made = torch.broadcast_shapes(rows.meta.shape, chosen.meta.shape)
+    is_plain = rows.meta.dim() == len(made) and chosen.meta.dtype.itemsize == 8
+    if not is_plain or not _counts(recorder, rows, count):
         return None
     emit = recorder.emit
-    ahead = emit(aten.add.Scalar, chosen, shape[1])
+    ahead = emit(aten.add.Scalar, chosen, width)
     chosen = emit(aten.where.self, emit(aten.lt.Scalar, chosen, 0), ahead, chosen)
-    index = emit(aten.reshape.default, chosen, [shape[0], *[1] * (len(shape) - 1)])
-    index = emit(aten.expand.default, index, [shape[0], 1, *shape[2:]])
-    return emit(aten.squeeze.dim, emit(aten.gather.default, source, 1, index), 1)
+    each = made.numel() // count
+    index = emit(aten.reshape.default, emit(aten.expand.default, chosen, [*made]), [count, each])
+    index = emit(aten.reshape.default, index, [count, each, *[1] * len(rest)])
+    index = emit(aten.expand.default, index, [count, each, *rest])
+    found = emit(aten.gather.default, source, 1, index)
+    return emit(aten.reshape.default, found, [*made, *rest])
 
 
 def _counts(recorder: Recorder, rows: Value, count: int) -> bool:
-    """Whether a vector is 0, 1, ... up to as many rows."""
-    record = _maker(recorder, rows)
-    if record is None or rows.meta.is_floating_point() or rows.meta.shape != (count,):
+    """Whether integers are 0, 1, ... up to as many rows along dim 0, of which each has one."""
+    if rows.meta.shape[:1] != (count,) or rows.meta.numel() != count:
         return False
-    if record.target is aten.arange.default:
-        return True
-    return record.target is aten.arange.start and record.kwargs.get("start", 0) == 0
+    record = _maker(recorder, rows)
+    while record is not None and record.target in _VIEWS:
+        record = _maker(recorder, record.args[0])
+    if record is None or rows.meta.is_floating_point():
+        return False
+    is_plain = record.target is aten.arange.default or (
+        record.target is aten.arange.start and record.kwargs.get("start", 0) == 0
+    )
+    return is_plain and record.outputs[0].meta.shape == (count,)
 
 
 def _repeat(recorder: Recorder, args: Sequence[Any]) -> Value | None:

@@ -26,6 +26,7 @@ from shardwright.runtime.capture.adaptive import traceable_adaptive
 from shardwright.runtime.capture.bins import traceable_bins
 from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.ctc import traceable_ctc
+from shardwright.runtime.capture.flexible import traceable_flex
 from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.packed import traceable_packing
 from shardwright.runtime.capture.places import first_line, held_at
@@ -204,18 +205,23 @@ def fake(
 ) -> Tensor:
     """Return a tensor without storage which claims to be on the CPU."""
     chosen = tensor.dtype if dtype is None else _cast(tensor.dtype, dtype)
-    with mode:
-        if shape is not None:
-            return torch.empty(shape, dtype=chosen, device="cpu")
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=chosen, device="cpu")
+    if shape is None:
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=chosen, device="meta")
+    else:
+        meta = torch.empty(shape, dtype=chosen, device="meta")
+    # Not asked of the mode, as operators are: a deep model has ten thousand parameters.
+    return FakeTensor(mode, meta, torch.device("cpu"))
 
 
 def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Copy a module with fake parameters and buffers; ties stay, nothing is allocated."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
-        stand_in = fake(mode, parameter, dtype)
-        memo[id(parameter)] = nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
+        stand_in: Any = fake(mode, parameter, dtype).requires_grad_(parameter.requires_grad)
+        stand_in._is_param = (
+            True  # as nn.Parameter marks tensors of other classes, of which it makes a view
+        )
+        memo[id(parameter)] = stand_in
     for buffer in module.buffers():
         memo[id(buffer)] = fake(mode, buffer, dtype)
     for child in module.modules():
@@ -290,7 +296,7 @@ def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
     with (
         quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), traceable_bins(),
-        traceable_adaptive(), traceable_packing(), untouched_numbers(), without_group(),
+        traceable_adaptive(), traceable_packing(), traceable_flex(), untouched_numbers(), without_group(),
     ):  # fmt: skip
         before = Distribution._validate_args
         Distribution.set_default_validate_args(
