@@ -22,7 +22,7 @@ from shardwright.planner.solve.buckets import Floats, Scope, join, neighbours, p
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import Dual
+from shardwright.planner.solve.wide.dual import WARM_UP, Dual
 from shardwright.planner.solve.wide.net import BIG, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
@@ -32,7 +32,7 @@ HUB, MOST_VALUES = 64, 16
 # A variable is eliminated if that makes a table of at most so many cells over so many others.
 MAX_CELLS, MAX_OTHERS = 2**18, 2
 # Turns of bounding and searching, the sweeps in each, and the gap that is good enough.
-TURNS, SWEEPS, SETTLE, ENOUGH = 8, 60, 10, 1e-5
+TURNS, SWEEPS, ENOUGH = 8, 60, 1e-5
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
 
@@ -162,7 +162,7 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
     for turn in range(TURNS):
         for _ in range(SWEEPS):
             dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
-        *_, proposal = dual.propose(SETTLE)  # the one on which the messages have settled
+        *_, proposal = dual.propose(WARM_UP)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
         descent.round(0.0, REGION_NODES)
         cost = capped_cost(own, descent.choice)

@@ -66,9 +66,10 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     splits = set(problem.config_of.values())
     modes = set(problem.mode_of.values())
     # Of equal assignments the one nearest to the plan: each other choice counts as much as rounding may.
-    graph = _nearest(graph, place, TOLERANCE * float(own.seconds[0]))
-    bent = _only(graph, place, modes)
-    fixed = _only(graph, place, splits)
+    every = set(place.choices)
+    graph = _charged(graph, place, every, TOLERANCE * float(own.seconds[0]))
+    bent = _charged(graph, place, modes, math.inf)
+    fixed = _charged(graph, place, splits, math.inf)
     return Priced(
         standing=place,
         strategy=strategy,
@@ -80,24 +81,14 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     )
 
 
-def _nearest(graph: FactorGraph, place: Decoded, fee: float) -> FactorGraph:
-    """Charge a little for every choice that is not the plan's."""
+def _charged(graph: FactorGraph, place: Decoded, variables: set[int], fee: float) -> FactorGraph:
+    """Charge for every choice of some variables that is not the plan's; infinitely much forbids it."""
     fees: list[Factor] = []
-    for variable, choice in place.choices.items():
+    for variable in sorted(variables & place.choices.keys()):
         seconds = np.full(graph.sizes[variable], fee)
-        seconds[choice] = 0.0
+        seconds[place.choices[variable]] = 0.0
         fees.append(Factor((variable,), seconds, np.zeros(graph.sizes[variable])))
     return FactorGraph(graph.sizes, (*graph.factors, *fees))
-
-
-def _only(graph: FactorGraph, place: Decoded, variables: set[int]) -> FactorGraph:
-    """Forbid of some variables every choice but the plan's."""
-    walls: list[Factor] = []
-    for variable in sorted(variables & place.choices.keys()):
-        seconds = np.full(graph.sizes[variable], math.inf)
-        seconds[place.choices[variable]] = 0.0
-        walls.append(Factor((variable,), seconds, np.zeros(graph.sizes[variable])))
-    return FactorGraph(graph.sizes, (*graph.factors, *walls))
 
 
 def byte_price(graph: FactorGraph, room: float) -> float:

@@ -2,23 +2,24 @@
 
 Dominated and forbidden strategies go, nodes with one strategy left become costs of their neighbours,
 nodes whose memory does not depend on their choice and that have at most two neighbours are
-eliminated, and of the time points only those stay at which something can peak.
+eliminated unless that makes a table larger than all given ones, and of the time points only those
+stay at which something can peak.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.solve.buckets import MAX_CELLS
 from shardwright.planner.solve.tables import joined
 from shardwright.planner.solve.wide.net import net_of
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 from shardwright.planner.solve.wide.prune import prune
-
-MOST_CELLS = 40_000  # of a table that elimination may make
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class _Work:
         self.settled = np.zeros(self.count, dtype=np.int64)
         self.steps: list[Step] = []
         self.gone = np.zeros(self.count, dtype=bool)
+        self.largest = int(problem.sizes[problem.ends].prod(axis=1).max(initial=1))
 
     def restrict(self) -> None:
         """Drop strategies that no best solution needs, and lay the problem out node by node."""
@@ -228,8 +230,8 @@ class _Work:
     def _can_go(self, node: int) -> bool:
         if self.gone[node] or len(self.near[node]) > 2 or self.usage[node].any():
             return False
-        cells = np.prod([len(self.cost[other]) for other in self.near[node]], initial=1)
-        return int(cells) * len(self.cost[node]) <= MOST_CELLS
+        cells = math.prod(len(self.cost[other]) for other in self.near[node])
+        return cells <= self.largest and cells * len(self.cost[node]) <= MAX_CELLS
 
     def _forget(self, node: int, near: tuple[int, ...], best: NDArray[np.intp]) -> None:
         """Remove a node, noting its best strategy by its neighbours' original strategies."""

@@ -20,13 +20,14 @@ from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.solve.wide.net import Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, profile
 
-FIRST_STEP, LEAST_STEP = 0.1, 1e-4  # of Polyak's; below, they start again
+FIRST_STEP = 0.1  # of Polyak's
+SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried
 PATIENCE = 25  # sweeps without a better bound before the steps get smaller
 KEPT = 0.7  # of the last direction in the next, and of steps that gain nothing
 # Where the optimum without a limit is far below that with it, Polyak's steps are far too short: after
 # so many bounds in a row each better by less than that share, they grow, and are given up sooner.
 RUN, SLOW, GROW, SHORT_PATIENCE = 4, 0.01, 1.2, 8
-WARM_UP = 10  # sweeps before prices move
+WARM_UP = 10  # sweeps in which messages settle, before prices move
 FIX_WITHIN = 0.3  # of the known cost, how close the bound has to be to forbid strategies
 
 
@@ -115,7 +116,7 @@ class Dual(Messages):
         """Go back to the best prices with shorter steps; where these are tiny, begin again."""
         self.multipliers, self._stale = self.best_multipliers, 0
         self._step *= KEPT
-        if self._step < LEAST_STEP:
+        if self._step < SLIGHT:
             self._step, self.is_settled = FIRST_STEP, True
         self._direction[:] = 0.0
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.planner.compiled import compiled
+from shardwright.planner.solve.wide.net import links
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
-STEPS = 30  # along edges, to find when a node belongs that is alive from the start or never
 WORSE = 1.5  # by what edges may be longer in the given order, in which it is still kept
 
 
@@ -26,20 +26,37 @@ def order_of(problem: WideProblem) -> Ints | None:
         return None
     known = (problem.begin < problem.end) & (problem.begin > 0)
     when = np.where(known, problem.begin, -1).astype(float)
-    for _ in range(STEPS):
-        low = np.full(problem.num_nodes, np.inf)
-        for one, two in (ends.T, ends.T[::-1]):
-            is_known = when[one] >= 0
-            np.minimum.at(low, two[is_known], when[one[is_known]])
-        found = (when < 0) & np.isfinite(low)
-        if not found.any():
-            break
-        when[found] = np.maximum(low[found] - 0.5, 0.0)
+    _date(when, ends, *links(problem.num_nodes, ends))
     order = np.lexsort((problem.end, when))
     place = _places(order)
     given = np.abs(np.diff(ends, axis=1)).sum()
     timely = np.abs(np.diff(place[ends], axis=1)).sum()
     return order if given > WORSE * timely else None
+
+
+@compiled
+def _date(when: Floats, ends: Ints, start: Ints, around: Ints) -> None:
+    """Let nodes that are alive from the start or never (-1) belong just before the first of what is
+    nearest to them along edges and has a time."""
+    count, place = 0, 0
+    queue = np.empty(len(when), dtype=np.int64)
+    steps = np.full(len(when), -1)
+    for node in range(len(when)):
+        if when[node] >= 0:
+            queue[count], steps[node] = node, 0
+            count += 1
+    while place < count:
+        node = queue[place]
+        place += 1
+        before = max(when[node] - 0.5, 0.0)
+        for link in range(start[node], start[node + 1]):
+            edge = around[link]
+            other = ends[edge, 0] + ends[edge, 1] - node
+            if steps[other] < 0:
+                queue[count], steps[other], when[other] = other, steps[node] + 1, before
+                count += 1
+            elif steps[other] == steps[node] + 1:
+                when[other] = min(when[other], before)
 
 
 def reordered(problem: WideProblem, order: Ints) -> WideProblem:

@@ -22,7 +22,6 @@ from shardwright.planner.solve.wide.problem import Floats, Ints
 
 MOST_AROUND = 32  # neighbours of a variable while eliminating; one with more keeps its choice
 MOST_SCOPE = 10  # neighbours of a variable when it is eliminated
-MOST_FACTORS = 64  # factors of a variable when it is eliminated
 FREE, GONE, FIXED = range(3)
 
 
@@ -87,7 +86,7 @@ def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
         picks=np.zeros(num_cells, dtype=np.int16),
         key=np.zeros(num_nodes * 64),
         holder=np.zeros(num_nodes * 64, dtype=np.int64),
-        bench=tuple(np.zeros(MOST_FACTORS * size, np.int64) for size in (1, 1, 1, MOST_SCOPE)),
+        bench=tuple(np.zeros(factors * size, np.int64) for size in (1, 1, 1, MOST_SCOPE)),
         sizes=np.zeros((2, MOST_SCOPE), dtype=np.int64),
         row=np.zeros(most_strategies),
         ends=np.zeros(4, dtype=np.int64),
@@ -383,14 +382,8 @@ def _obstacle(room: Room, v: int, weight: float, most_cells: int) -> int:
     crowded = _most_crowded(room, v)
     if weight > most_cells or room.degree[v] > MOST_SCOPE - 1:
         return crowded
-    num_factors = 0
-    entry = room.head[v]
-    while entry >= 0:
-        num_factors += room.width[room.item[entry]] > 0
-        entry = room.after[entry]
     if (
-        num_factors > MOST_FACTORS
-        or room.ends[2] + weight > len(room.cells)
+        room.ends[2] + weight > len(room.cells)
         or room.ends[0] + 1 >= len(room.width)
         or room.ends[1] + MOST_SCOPE >= len(room.item)
     ):

@@ -15,7 +15,7 @@ import numpy as np
 from shardwright.planner.solve.wide.branch import Branching
 from shardwright.planner.solve.wide.compact import Compact, compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import Dual, tolerance
+from shardwright.planner.solve.wide.dual import SLIGHT, Dual, tolerance
 from shardwright.planner.solve.wide.feasible import Feasibility, is_legal
 from shardwright.planner.solve.wide.net import BIG, net_of
 from shardwright.planner.solve.wide.order import order_of, relaid, reordered
@@ -27,7 +27,7 @@ from shardwright.planner.solve.wide.region import room_of
 FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
 TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.68))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
-IDLE, STALL = (8, 2_500), 1e-4  # rounds, and nodes for each further one, that gain a smaller share
+IDLE = 8, 2_500  # rounds that gain next to nothing, and nodes for each further one
 LOOSENED = 16  # times in a row that memory is let over the limit again, before a search ends
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 PROOF_TURN = 0.06  # of the budget goes to a proof
@@ -302,7 +302,7 @@ class _Pace:
     def note(self, descent: Descent) -> None:
         """Take note of a round."""
         self._idle += 1
-        if descent.fits and descent.cost < min(self._mark * (1 - STALL), BIG):
+        if descent.fits and descent.cost < min(self._mark * (1 - SLIGHT), BIG):
             self._mark, self._idle = descent.cost, 0
 
     @property
