@@ -184,6 +184,11 @@ def sleeping(executor: Executor, seconds: Sequence[float]) -> None:
     executor._walk = walk
 
 
+def bare(strategy: Strategy) -> Strategy:
+    """Return a strategy without its name."""
+    return replace(strategy, label="")
+
+
 def plans_of(
     context: Context, least_sent: float, ranks: int
 ) -> list[tuple[Strategy, float, float]]:
@@ -197,21 +202,20 @@ def plans_of(
         training=allowing,
         seed_plan=f"megatron:{ranks}x1",
     )
-    every = {replace(one.strategy, label=""): one for one in found.findings.fitting}
+    known = {bare(one.strategy): one for one in found.findings.fitting}
     whole = min(
-        (one for one in every.values() if not one.objective.lost), key=lambda one: one.seconds
+        (one for one in known.values() if not one.objective.lost), key=lambda one: one.seconds
     )
-    best = every[replace(found.frontier.best.strategy, label="")]
-    every = {one.strategy: one for one in (best, whole)} | {
-        strategy: one for strategy, one in every.items() if one.objective.lost
-    }
+    # By what they do, not by what they are called: none runs twice.
+    every = {bare(one.strategy): known[bare(one.strategy)] for one in (found.frontier.best, whole)}
+    every |= {strategy: one for strategy, one in known.items() if one.objective.lost}
     for compressor, density in UNIFORM:
-        bare = replace(whole.strategy.gradient_sync, method="wfbp", buckets=())
-        sync = replace(bare, compressor=compressor, density=density)
+        alone = replace(whole.strategy.gradient_sync, method="wfbp", buckets=())
+        sync = replace(alone, compressor=compressor, density=density)
         evaluation = evaluate(context, replace(whole.strategy, gradient_sync=sync))
         if sent_share(compressor, density, "float32") >= least_sent:
             alike = merge(context, evaluation)
-            every.setdefault(alike.strategy, alike)
+            every.setdefault(bare(alike.strategy), alike)
     return [(one.strategy, one.seconds, one.objective.lost) for one in every.values()]
 
 
@@ -246,8 +250,8 @@ def run_case(name: str, link: str, ranks: int, options: argparse.Namespace) -> l
         program = lower(captured.graph, strategy)
         optimizer = partial(torch.optim.SGD, lr=1e-3)
         executors.append(Executor(captured, program, Net(widths), optimizer=optimizer))
-        bare = replace(table, collectives=(), overheads=())
-        sleeping(executors[-1], price(program, captured.graph, cluster, bare).seconds)
+        free = replace(table, collectives=(), overheads=())
+        sleeping(executors[-1], price(program, captured.graph, cluster, free).seconds)
     rules = Rules(turns=options.turns, steps=2, budget_seconds=options.seconds)
     laps = race([one.step for one in executors], [batch], rules)
     for one in executors:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.ddp import Compression
+from shardwright.ddp import Compression, Compressor
 from shardwright.ddp.hooks import Load, reshared, wire_bytes
 from shardwright.errors import InputError
 from shardwright.runtime.compression import largest
@@ -205,6 +205,41 @@ def test_a_value_that_is_not_finite_reaches_all_and_changes_no_residual(method):
         torch.testing.assert_close(one.owed("first.weight"), other.owed("first.weight"))
 
 
+@pytest.mark.parametrize("method", [*FLAT, "powersgd", "bfloat16"])
+def test_what_is_few_bytes_travels_with_what_comes_next_as_if_it_were_one_bucket(
+    method, monkeypatch
+):
+    inputs = drawn(3, steps=2)
+    inputs[1][1]["first.weight"][0, 0] = math.inf  # which what travels with it learns of, too
+    chosen = settings(method, dense_below=8)
+    expected, others, traffic = averaged(chosen, inputs)
+
+    def in_buckets(wire):
+        compressor, found, sent = Compressor(chosen, wire), [], []
+        for step in inputs:
+            gradients = copied(step[wire.rank])
+            for name, one in gradients.items():
+                sent.append(compressor.offer({name: one}, is_last=name == "bias"))
+            found.append(gradients)
+        return found, compressor, sent
+
+    results, together = on_ranks(3, in_buckets)
+    assert {key: one.messages for key, one in together.items()} == {
+        key: one.messages for key, one in traffic.items()
+    }
+    for rank, (found, compressor, sent) in enumerate(results):
+        assert sent == [False, False, True] * 2
+        for name in SHAPES:
+            means = [step[rank][name] for step in expected]
+            for mean, one in zip(means, found):
+                torch.testing.assert_close(one[name], mean, rtol=0, atol=1e-14, equal_nan=True)
+            owes = [one.owed(name) for one in (compressor, others[rank])]
+            assert owes == [None, None] or torch.allclose(*owes, rtol=0, atol=1e-14)
+    monkeypatch.setattr("shardwright.ddp.compressor.AT_ONCE", 1)
+    ((_, _, sent), *_), _ = on_ranks(3, in_buckets)
+    assert all(sent)
+
+
 def test_momentum_is_masked_where_something_was_sent():
     inputs = drawn(1, steps=3)
     means, (compressor,), _ = averaged(settings("top-k", momentum=0.5), inputs)
@@ -307,6 +342,10 @@ def test_the_largest_are_those_of_a_sort_whatever_is_equal_zero_or_no_number():
     plain = torch.randn(500, generator=generator)
     cases = [plain, plain.double(), plain.round(), plain * (plain > 1.5), plain.new_ones(500)]
     cases += [plain.where(plain > bound, math.nan) for bound in (-2.0, 0.5)]
+    # Of many a sample tells which the largest are among, or does not: where they lie close together.
+    many = torch.randn(30_000, generator=generator)
+    cases += [many, many.round(), many.where(many > -3.0, math.nan), many * (many > 2.0)]
+    cases += [torch.cat([many.sort().values[:99] * 9, many])]
     for flat in cases:
         for count in (1, 7, 250, 500):
             found = largest(flat, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -27,10 +28,11 @@ from shardwright.errors import CheckpointError, InputError, RunError, Shardwrigh
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime import inputs
+from shardwright.runtime.byvalue import handed
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.inputs import Needed
 from shardwright.runtime.local_world import LocalWorld, run_locally
-from shardwright.runtime.reading import Reader, as_read
+from shardwright.runtime.reading import Reader, as_read, is_shared_out
 from shardwright.runtime.standing import KEY
 from shardwright.stalls import analyse
 from tests.runtime.equivalence import captured_of
@@ -131,12 +133,33 @@ def test_a_data_loader_keeps_its_batch_size_generator_workers_and_last_batch() -
 def test_what_a_plan_measures_are_the_batches_that_a_rank_reads() -> None:
     """Its augmentations too, whose seeding takes time; so of a data set that is no loader."""
     walk = iter(Reader(0).open(Augmented(), Needed(BATCH, None), shard=None, resume=True))
-    for one, other in zip(as_read(Augmented(), BATCH), walk, strict=True):
+    for one, other in zip(as_read(Augmented(), BATCH, BATCH), walk, strict=True):
         assert one["x"].equal(other["x"])
-    found = analyse(as_read(Augmented(), 4), lambda batch: None, batches=8)
-    assert (found.batch_samples, found.workers) == (4, 0)
+    for rows in (4, 1):
+        found = analyse(as_read(Augmented(), 4, rows), lambda batch: None, batches=8)
+        assert (found.batch_samples, found.workers) == (rows, 0)
     stream = iter([1, 2])
-    assert as_read(stream, BATCH) is stream
+    assert as_read(stream, BATCH, 1) is stream
+    assert [is_shared_out(one) for one in (Augmented(), stream, [1, 2])] == [True, False, False]
+
+
+def test_small_batches_travel_by_value_and_others_as_torch_has_them() -> None:
+    every = [torch.randn(3, 4)[:, ::2], torch.randn(2).bfloat16(), torch.ones(3, dtype=torch.bool)]
+    every += [torch.tensor(5), torch.empty(0, 2), torch.randn(2, dtype=torch.complex64)]
+    batch = {"a": every[0], "rest": (every[1:], "word", 3)}
+    sent = handed(batch)
+    assert sent is not batch
+    found = pickle.loads(pickle.dumps(sent))
+    assert list(found) == ["a", "rest"]
+    assert found["rest"][1:] == ("word", 3)
+    for one, other in zip([found["a"], *found["rest"][0]], every, strict=True):
+        assert one.dtype is other.dtype
+        assert one.equal(other)
+    found["a"].add_(1)  # it can be written
+    shared = {"x": torch.zeros(2**14 + 1)}
+    alone = [{"x": one} for one in (every[0].requires_grad_(), nn.Parameter(torch.ones(2)), "word")]
+    for one in (shared, *alone):
+        assert handed(one) is one
 
 
 def test_a_rank_reads_its_own_samples_and_short_batches_whole() -> None:

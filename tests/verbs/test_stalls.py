@@ -1,12 +1,13 @@
 """The command that analyses a loader: what it says of one, and of users' mistakes."""
 
 import json
+import math
 
 import pytest
 
 from shardwright.files.clusterfile import read_cluster
 from shardwright.verbs.request import Watch
-from shardwright.verbs.stalls import with_loader
+from shardwright.verbs.stalls import _line, with_loader
 from tests.command import shardwright
 from tests.kernels import ROOT
 
@@ -51,6 +52,11 @@ def wrong(batch):
 
 def ends(batch):
     raise SystemExit(0)
+
+def slowly():
+    for _ in range(40):
+        time.sleep(0.001)
+        yield torch.zeros(1, 3)
 """
 
 
@@ -78,7 +84,23 @@ def test_what_workers_take_to_hand_over_is_part_of_what_a_plan_is_made_for(tmp_p
     (tmp_path / "data.py").write_text(DATA)
     one = read_cluster((ROOT / "examples/two_cores.toml").read_text())
     found = with_loader(one, f"{tmp_path}/data.py:handed", 2, Watch())
-    assert 0 < found.rank_input_rate <= 1 / 0.010
+    for samples in (1, 2):
+        assert samples / found.rank_input_rate + found.rank_batch_seconds >= samples * 0.010
+    # Who cannot be told to read some samples only reads all of them on every rank.
+    found = with_loader(one, f"{tmp_path}/data.py:slowly", 2, Watch())
+    assert (found.rank_input_rate, found.host_input_rate) == (0.0, 0.0)
+    assert 0 < found.input_rate <= 1 / 0.001
+
+
+def test_a_batch_takes_what_its_samples_do_and_something_besides():
+    for each, besides in ((0.001, 0.002), (0.001, 0.0), (0.0, 0.002)):
+        speeds = {rows: rows / (each * rows + besides) for rows in (8, 16)}
+        rate, seconds = _line(speeds)
+        for rows, speed in speeds.items() if each else ():
+            assert rows / rate + seconds == pytest.approx(rows / speed)
+    assert _line({16: 400.0}) == (400.0, 0.0)
+    assert _line({8: 410.0, 16: 400.0}) == (400.0, 0.0)  # measured so: whole batches count
+    assert _line({16: math.inf}) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class Cluster:
     it means nothing for CPUs. ``input_rate``: samples of the global batch per second that the ranks of a host
     are given by their loaders, all at once; ``rank_input_rate`` and ``host_input_rate``: samples per second that one
     rank's loader gives, and those of all ranks of a host together, where each rank reads only the samples that it
-    needs; ``host_fetch_rate``: samples per second that a host's storage gives to all of them; ``copy_bandwidth``: bytes/s from a host's memory to those of its
+    needs; ``rank_batch_seconds``: what its loader takes for a batch besides, however few its samples are; ``host_fetch_rate``: samples per second that a host's storage gives to all of them; ``copy_bandwidth``: bytes/s from a host's memory to those of its
     devices together; 0 where input is never waited for. ``notes`` are sentences about what was assumed.
     """
 
@@ -109,6 +109,7 @@ class Cluster:
     rank_input_rate: float = 0.0
     host_input_rate: float = 0.0
     host_fetch_rate: float = 0.0
+    rank_batch_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -120,7 +121,7 @@ class Cluster:
                 f"overlap_slowdown is a factor from 1 to {MOST_SLOWDOWN:g}, not {self.overlap_slowdown:g}"
             )
         if not all(0 <= rate < math.inf for rate in self.input_rates):
-            raise ValueError("rates of input are finite and 0 or more")
+            raise ValueError("rates and seconds of input are finite and 0 or more")
         self._check_tree()
 
     def _check_tree(self) -> None:
@@ -135,9 +136,9 @@ class Cluster:
 
     @property
     def input_rates(self) -> tuple[float, ...]:
-        """All rates of input; 0 of each where it is never waited for."""
-        whole, rank = self.input_rate, self.rank_input_rate
-        return whole, rank, self.host_input_rate, self.host_fetch_rate, self.copy_bandwidth
+        """All rates of input, and a loader's seconds for a batch; 0 of each where it is never waited for."""
+        alone = self.input_rate, self.rank_input_rate, self.rank_batch_seconds
+        return *alone, self.host_input_rate, self.host_fetch_rate, self.copy_bandwidth
 
     @property
     def num_devices(self) -> int:

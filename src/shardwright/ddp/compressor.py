@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from shardwright.core.compression import is_low_rank
-from shardwright.ddp.methods import METHODS, Exchanged, Lot
+from shardwright.ddp.methods import METHODS, Exchanged, Load, Lot, wire_bytes
 from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import Wire
 from shardwright.errors import InputError
@@ -29,6 +31,25 @@ VERSION = 1
 _STATES = ("residual", "velocity", "factor")
 
 State = dict[str, Any]
+# Received bytes for which a message is sent: torch's own first bucket, whose gradients wait no longer for others.
+AT_ONCE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Gradients of a bucket that wait to be sent: those that travel as they are, and those that are compressed, as
+    a lot of which ``mine`` is this rank's message."""
+
+    plain: Mapping[str, Tensor]
+    packed: Mapping[str, Tensor]
+    lot: Lot | None
+    mine: Any
+    velocities: Mapping[str, Tensor]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the gradients; one bucket has one."""
+        return next(iter((self.plain or self.packed).values())).dtype
 
 
 class Compressor:
@@ -46,6 +67,7 @@ class Compressor:
         self.step = 0
         self.skipped = 0
         self._kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in _STATES}
+        self._waiting: list[_Taken] = []
         # Of a unit: the step that made its threshold, and the threshold.
         self._thresholds: dict[str, tuple[int, float]] = {}
 
@@ -55,18 +77,49 @@ class Compressor:
         All ranks give equal names in equal order. Where a rank has a value that is not finite all get
         NaN for all of these gradients, and owe what they owed before.
         """
+        self._take(gradients)
+        self._send()
+        self.step += is_last
+
+    def offer(self, gradients: Mapping[str, Tensor], *, is_last: bool) -> bool:
+        """Do so now, or with what comes next in this step, where all that waits is few bytes; return whether it is
+        done, for all that waited. What is compressed is so at once, beside what computes the next gradients."""
+        self._take(gradients)
+        is_worth_sending = is_last or self._waiting_bytes() >= AT_ONCE
+        if is_worth_sending:
+            self._send()
+        self.step += is_last
+        return is_worth_sending
+
+    def _take(self, gradients: Mapping[str, Tensor]) -> None:
+        """Have gradients wait to be sent, compressed where they are to be."""
         self._clip(gradients.values())
         packed = {name: one for name, one in gradients.items() if self._is_packed(name, one)}
         plain = {name: one for name, one in gradients.items() if name not in packed}
-        if plain:
-            self._sum(list(plain.values()))
-        is_finite = self._are_finite(plain.values())
-        if packed:
-            is_finite = self._exchange(packed, is_finite=is_finite)
-        if is_finite:
-            self._carry_on(plain)
-        if is_last:
-            self.step += 1
+        try:
+            self._waiting.append(_Taken(plain, packed, *self._begun(packed)))
+        except InputError:
+            self._waiting.clear()  # of a step that ends here
+            raise
+
+    def _send(self) -> None:
+        """Exchange what waits, all of a dtype together, and put means in the place of gradients."""
+        waiting, self._waiting = self._waiting, []
+        found: dict[torch.dtype, list[_Taken]] = {}
+        for one in waiting:
+            found.setdefault(one.dtype, []).append(one)
+        for alike in found.values():
+            self._exchange(alike)
+
+    def _waiting_bytes(self) -> float:
+        """Return what the busiest rank would receive for all that waits."""
+        ranks, total = self.wire.size, 0.0
+        for one in self._waiting:
+            whole = sum(gradient.nbytes for gradient in one.plain.values())
+            total += wire_bytes("dense", Load(ranks, whole, width=1))
+            if one.lot is not None:
+                total += wire_bytes(self.settings.method, one.lot.load(ranks))
+        return total
 
     def _is_packed(self, name: str, gradient: Tensor) -> bool:
         """Whether a gradient is compressed: not where it is small, or all of it would be sent."""
@@ -102,25 +155,44 @@ class Compressor:
     def _are_finite(means: Iterable[Tensor]) -> bool:
         return all(bool(all_finite(one)) for one in means if one.numel())
 
-    def _exchange(self, gradients: Mapping[str, Tensor], *, is_finite: bool) -> bool:
-        """Exchange what is compressed, and tell whether all that came is finite: only then states change."""
+    def _begun(
+        self, gradients: Mapping[str, Tensor]
+    ) -> tuple[Lot | None, Any, Mapping[str, Tensor]]:
+        """Return what is compressed of gradients as a lot, what is to be sent of it, and the velocities in it."""
+        if not gradients:
+            return None, None, {}
         velocities = self._velocities(gradients)
-        inputs = {
-            name: self._with_residual(name, velocity) for name, velocity in velocities.items()
-        }
-        flat = torch.cat(list(inputs.values()))
-        if not (is_finite and bool(all_finite(flat))):
+        flat = self._with_residuals(velocities)
+        if not bool(all_finite(flat)):
             flat.fill_(math.nan)  # which every method hands on to all ranks
         lot = self._lot(flat, gradients)
-        found = METHODS[self.settings.method].exchange(lot, self.wire)
-        if bool(all_finite(found.mean)):
-            self._commit(gradients, lot, found, velocities)
-            _scatter(found.mean, list(gradients.values()))
-            return True
-        self.skipped += 1
-        for gradient in gradients.values():
+        return lot, METHODS[self.settings.method].begin(lot, self.wire.size), velocities
+
+    def _exchange(self, taken: Sequence[_Taken]) -> None:
+        """Exchange what was taken; only where all that came is finite states change."""
+        plain = dict(chain.from_iterable(each.plain.items() for each in taken))
+        if plain:
+            self._sum(list(plain.values()))
+        is_finite = self._are_finite(plain.values())  # of sums, so that all ranks say the same
+        packed = [each for each in taken if each.packed]
+        found = self._exchanged(packed) if is_finite else []
+        if not is_finite or not all(one.is_finite for one in found):
+            self._skip(packed)
+            return
+        self._carry_on(plain)
+        for each, one in zip(packed, found, strict=True):
+            self._commit(each, one)
+            _scatter(one.mean, list(each.packed.values()))
+
+    def _exchanged(self, packed: Sequence[_Taken]) -> list[Exchanged]:
+        begun = [(cast(Lot, each.lot), each.mine) for each in packed]
+        return METHODS[self.settings.method].exchange(begun, self.wire) if begun else []
+
+    def _skip(self, packed: Sequence[_Taken]) -> None:
+        """Let all ranks see that something was not finite."""
+        self.skipped += bool(packed)
+        for gradient in chain.from_iterable(each.packed.values() for each in packed):
             gradient.fill_(math.nan)
-        return False
 
     def _velocities(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return gradients as they enter the selection: flat, wide, and with momentum."""
@@ -140,16 +212,23 @@ class Compressor:
         norm = torch.linalg.vector_norm(gradient, dtype=wide)  # squares of halves overflow
         return (self.settings.clip * math.sqrt(share) / norm).clamp(max=1.0)
 
-    def _with_residual(self, name: str, velocity: Tensor) -> Tensor:
-        residual = self._kept["residual"].get(name)
-        if residual is None:
-            return velocity
-        if len(residual) != len(velocity):
-            raise InputError(
-                f"the residual of {name} has {len(residual)} elements, but its gradient has "
-                f"{len(velocity)}; load the state that was saved with this model"
-            )
-        return residual.to(velocity) + velocity
+    def _with_residuals(self, velocities: Mapping[str, Tensor]) -> Tensor:
+        """Return what is to be sent, one behind the other, in memory of its own: of what is not sent the next
+        residuals are made."""
+        sizes, given = [len(one) for one in velocities.values()], list(velocities.values())
+        flat = torch.empty(sum(sizes), dtype=given[0].dtype, device=given[0].device)
+        for part, (name, velocity) in zip(flat.split(sizes), velocities.items(), strict=True):
+            residual = self._kept["residual"].get(name)
+            if residual is None:
+                part.copy_(velocity)
+                continue
+            if len(residual) != len(velocity):
+                raise InputError(
+                    f"the residual of {name} has {len(residual)} elements, but its gradient has "
+                    f"{len(velocity)}; load the state that was saved with this model"
+                )
+            torch.add(residual.to(velocity), velocity, out=part)
+        return flat
 
     def _lot(self, flat: Tensor, gradients: Mapping[str, Tensor]) -> Lot:
         """Return the units: parameters, or all of the bucket."""
@@ -197,25 +276,18 @@ class Compressor:
         digest = hashlib.sha256(f"{self.settings.seed} {what}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
-    def _commit(
-        self,
-        gradients: Mapping[str, Tensor],
-        lot: Lot,
-        found: Exchanged,
-        velocities: Mapping[str, Tensor],
-    ) -> None:
+    def _commit(self, taken: _Taken, found: Exchanged) -> None:
         """Keep what this step leaves behind."""
-        sizes = [one.numel() for one in gradients.values()]
+        sizes = [one.numel() for one in taken.packed.values()]
         if self.settings.residual != "none":
-            owed = found.owed.split(sizes)
-            self._kept["residual"].update(zip(gradients, map(torch.clone, owed), strict=True))
+            self._kept["residual"].update(zip(taken.packed, found.owed.split(sizes), strict=True))
         if self.settings.momentum and found.sent is not None:
-            velocity = torch.cat(list(velocities.values()))
-            velocity[found.sent[lot.flat[found.sent] != 0]] = 0
+            velocity = torch.cat(list(taken.velocities.values()))
+            velocity[found.sent] = 0
             parts = map(torch.clone, velocity.split(sizes))
-            self._kept["velocity"].update(zip(gradients, parts, strict=True))
+            self._kept["velocity"].update(zip(taken.packed, parts, strict=True))
         if self.settings.method == "powersgd" and self.settings.warm_start:
-            self._kept["factor"].update(lot.factors)
+            self._kept["factor"].update(cast(Lot, taken.lot).factors)
 
     def state_dict(self) -> State:
         """Return what this rank must find again to go on exactly; every rank saves its own."""

@@ -2,7 +2,7 @@
 
 ``register(model, Compression(method="gtop-k", density=0.001))`` is all. Buckets wait in one queue, in
 the order in which DistributedDataParallel hands them over, which is the same on all ranks; one thread
-takes them out and talks to the other ranks, in a process group of its own: DistributedDataParallel asks
+takes them out, compresses them and talks to the other ranks, of small buckets together, in a process group of its own: DistributedDataParallel asks
 for unused parameters, and layers such as SyncBatchNorm talk, in its group meanwhile. So no order of
 messages can differ, whatever a method sends.
 """
@@ -74,6 +74,7 @@ class _Queue:
 
     def __init__(self, compressor: Compressor, names: dict[int, str]) -> None:
         self.compressor, self.names = compressor, names
+        self.waiting: list[Callable[[], None]] = []
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="gradient compression")
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -105,8 +106,8 @@ def _enqueue(queue: _Queue, bucket: dist.GradBucket) -> Future[Tensor]:
     gradients = dict(zip(names, bucket.gradients(), strict=True))
     continued = queue.beside(buffer.device)
 
-    def average() -> None:
+    def average() -> bool:
         with torch.no_grad():
-            queue.compressor.average(gradients, is_last=is_last)
+            return queue.compressor.offer(gradients, is_last=is_last)
 
-    return averaged_beside(queue.thread, average, buffer, continued)
+    return averaged_beside(queue.thread, average, buffer, continued, queue.waiting)

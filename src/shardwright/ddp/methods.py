@@ -1,7 +1,7 @@
-"""The table of methods: how a lot of gradients is exchanged, and what that puts on the wire.
+"""The table of methods: how lots of gradients are exchanged, and what that puts on the wire.
 
-A method takes what every rank has accumulated (gradient and residual) and returns the mean of what
-was sent, equal to the last bit on all ranks, and what this rank still owes.
+A method makes of what every rank has accumulated (gradient and residual) what is to be sent, lot by lot. Exchanged
+together, these give the mean of what was sent, equal to the last bit on all ranks, and what this rank still owes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from shardwright.ddp.wire import Wire
 from shardwright.runtime.compression import (
     Sparse,
     after_round,
+    all_finite,
     left_product,
     orthonormal,
     packed,
@@ -59,73 +62,133 @@ class Lot:
         """Return the units as views."""
         return self.flat.split(self.sizes)
 
+    def load(self, ranks: int) -> Load:
+        """Return what exchanging it costs by."""
+        factors = sum(
+            (shape[0] + one.shape[0]) * one.shape[1]
+            for shape, one in zip(self.shapes, self.factors.values())
+        )
+        return Load(
+            ranks=ranks,
+            elements=len(self.flat),
+            kept=sum(self.kept),
+            width=self.flat.itemsize,
+            units=len(self.names),
+            factors=factors,
+        )
+
+    def matrices(self) -> list[Tensor]:
+        """Return the units as matrices."""
+        pairs = zip(self.units(), self.shapes, strict=True)
+        return [unit.view(shape[0], -1) for unit, shape in pairs]
+
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What came of a lot: ``mean`` of what all ranks sent, what this rank ``owes``, and the indices
-    that it ``sent``, where it selected some."""
+    """What came of a lot: ``mean`` of what all ranks sent, what this rank ``owes`` (the lot's own memory, where
+    that saves some), whether all that came ``is_finite``, and the indices that it ``sent``, where it selected
+    some."""
 
     mean: Tensor
     owed: Tensor
+    is_finite: bool
     sent: Tensor | None = None
 
 
-def dense(lot: Lot, wire: Wire, dtype: torch.dtype | None = None) -> Exchanged:
-    """Sum all in a dtype. It is divided first, so that half precision does not overflow."""
-    share = lot.flat / wire.size
-    wide = share.to(dtype or share.dtype)
-    owed = lot.flat - wide.to(share.dtype) * wire.size if dtype else torch.zeros_like(lot.flat)
-    wire.all_reduce(wide)
-    return Exchanged(wide.to(share.dtype), owed)
+def _narrowed(lot: Lot, ranks: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Divide first, so that half precision does not overflow."""
+    return (lot.flat / ranks).to(dtype or lot.flat.dtype)
 
 
-def top_k(lot: Lot, wire: Wire) -> Exchanged:
-    """Gather every rank's selection and add them in rank order."""
-    mine = _selected(lot)
-    total = torch.zeros_like(lot.flat)
-    for row in wire.all_gather(packed(mine)):
-        theirs = unpacked(row, lot.flat.dtype)
-        total.index_add_(0, theirs.indices, theirs.values)
-    return Exchanged(total / wire.size, _without(lot.flat, mine), mine.indices)
+def _dense(begun: Sequence[tuple[Lot, Tensor]], wire: Wire) -> list[Exchanged]:
+    found = list[Exchanged]()
+    for (lot, mine), total in zip(begun, _summed([mine for _, mine in begun], wire), strict=True):
+        # What is as wide as it was loses nothing.
+        sent = mine.to(lot.flat.dtype) * wire.size if mine.dtype != lot.flat.dtype else lot.flat
+        lot.flat.sub_(sent)
+        mean = total.to(lot.flat.dtype)
+        found.append(Exchanged(mean, lot.flat, bool(all_finite(mean))))
+    return found
 
 
-def g_top_k(lot: Lot, wire: Wire) -> Exchanged:
+def _selected(lot: Lot, ranks: int) -> Sparse:
+    """Take the selections of all units out of a lot, each of as many elements as are kept."""
+    del ranks
+    units = list[Sparse]()
+    starts = _starts(lot.sizes)
+    for unit, name, count, start in zip(lot.units(), lot.names, lot.kept, starts, strict=True):
+        indices = lot.select(unit, count, name)
+        units.append(Sparse(indices + start, unit[indices]).padded(count))
+        unit[indices] = 0
+    return _joined(units)
+
+
+def _top_k(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> list[Exchanged]:
+    """Gather every rank's selections and add them in rank order."""
+    rows = wire.all_gather(packed(_joined([mine for _, mine in begun])))
+    dtype = begun[0][0].flat.dtype
+    return _added([unpacked(row, dtype) for row in rows], begun, wire)
+
+
+def _g_top_k(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> list[Exchanged]:
     """Keep the k largest of the merged selections of all ranks.
 
     What merging drops goes back to who put it in, or is owed by who dropped it where the others do not see that
     (conserving; ``core.compression.Round``). By the paper's rule each rank takes back those of its own that are
     not among the last k; what was dropped on the way and is among them by another rank's share is lost.
     """
-    mine = _selected(lot)
-    owed = _without(lot.flat, mine)
-    final = _merged_selection(lot, wire, mine, owed)
-    mean = torch.zeros_like(lot.flat).index_add_(0, final.indices, final.values)
-    if lot.settings.residual == "paper":
-        refused = Sparse(
-            mine.indices, mine.values.masked_fill(torch.isin(mine.indices, final.indices), 0)
-        )
-        owed.index_add_(0, refused.indices, refused.values)
-    return Exchanged(mean / wire.size, owed, mine.indices)
+    final = _merged_selection(begun, wire)
+    rule = begun[0][0].settings.residual
+    finals = _split(final, [len(mine.indices) for _, mine in begun])
+    for (lot, mine), kept in zip(begun, finals, strict=True) if rule == "paper" else ():
+        refused = mine.values.masked_fill(torch.isin(mine.indices, kept.indices), 0)
+        lot.flat.index_add_(0, mine.indices, refused)
+    return _added([final], begun, wire)
 
 
-def _merged_selection(lot: Lot, wire: Wire, mine: Sparse, owed: Tensor) -> Sparse:
-    """Merge in rounds (``core.compression.merge_rounds``), unit by unit; ``owed`` takes what is dropped
-    where that is conserved."""
-    held = own = _split(mine, lot.kept)
-    for turn in merge_rounds(lot.settings.method, wire.size):
+def _added(
+    terms: Sequence[Sparse], begun: Sequence[tuple[Lot, Sparse]], wire: Wire
+) -> list[Exchanged]:
+    """Add selections in their order to means. Only they are looked at: all other elements are 0."""
+    counts = [len(mine.indices) for _, mine in begun]
+    found = list[Exchanged]()
+    for (lot, mine), *given in zip(begun, *(_split(one, counts) for one in terms), strict=True):
+        mean, is_finite = torch.zeros_like(lot.flat), True
+        for one in given:
+            mean.index_add_(0, one.indices, one.values / wire.size)
+            is_finite = is_finite and bool(all_finite(one.values))
+        found.append(Exchanged(mean, lot.flat, is_finite, mine.indices[mine.values != 0]))
+    return found
+
+
+def _merged_selection(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> Sparse:
+    """Merge in rounds (``core.compression.merge_rounds``), unit by unit; lots take back what is dropped where that
+    is conserved."""
+    lots, mine = zip(*begun, strict=True)
+    settings, dtype = lots[0].settings, lots[0].flat.dtype
+    kept = list(chain.from_iterable(lot.kept for lot in lots))
+    held = own = _split(_joined(mine), kept)
+    for turn in merge_rounds(settings.method, wire.size):
         theirs = _passed_on(turn, wire, packed(_joined(held)))
         if theirs is None:
             continue
-        came = _split(unpacked(theirs, lot.flat.dtype), lot.kept)
+        came = _split(unpacked(theirs, dtype), kept)
         if turn.replaces:
             held = came
             continue
-        units = zip(held, came, own, strict=True)
-        found = [after_round(turn, wire.rank, *unit) for unit in units]
+        found = list(map(partial(after_round, turn, wire.rank), held, came, own))
         held, own = [one.held for one in found], [one.mine for one in found]
-        for one in found if lot.settings.residual == "conserving" else ():
-            owed.index_add_(0, one.rest.indices, one.rest.values)
+        if settings.residual == "conserving":
+            _take_back(lots, [one.rest for one in found])
     return _joined(held)
+
+
+def _take_back(lots: Sequence[Lot], rests: Sequence[Sparse]) -> None:
+    """Owe what merging dropped of each unit."""
+    left = iter(rests)
+    for lot in lots:
+        for one in islice(left, len(lot.kept)):
+            lot.flat.index_add_(0, one.indices, one.values)
 
 
 def _passed_on(turn: Round, wire: Wire, message: Tensor) -> Tensor | None:
@@ -144,61 +207,97 @@ def _split(sparse: Sparse, counts: Sequence[int]) -> list[Sparse]:
     return [Sparse(*part) for part in parts]
 
 
-def quantise(lot: Lot, wire: Wire) -> Exchanged:
-    """Gather every rank's 8-bit codes, with a scale for each unit."""
-    pairs = [quantised(unit) for unit in lot.units()]
-
-    def restored(codes: Tensor, scales: Tensor) -> Tensor:
-        wide = scales.repeat_interleave(torch.tensor(lot.sizes, device=scales.device))
-        return codes.view(torch.int8) * wide
-
-    return _gathered(lot, wire, pairs, restored)
+def _joined(units: Sequence[Sparse]) -> Sparse:
+    return Sparse(
+        torch.cat([unit.indices for unit in units]), torch.cat([unit.values for unit in units])
+    )
 
 
-def one_bit(lot: Lot, wire: Wire) -> Exchanged:
-    """Gather every rank's signs, with two means for each unit."""
-    pairs = [signs(unit) for unit in lot.units()]
-    lengths = [len(bits) for bits, _ in pairs]
+Codes = tuple[
+    Tensor, Tensor
+]  # of all units of a lot, as bytes, and the numbers that give them meaning
 
-    def restored(codes: Tensor, means: Tensor) -> Tensor:
-        parts = zip(codes.split(lengths), means.view(-1, 2), lot.sizes, strict=True)
-        return torch.cat([unsigned(bits, both, size) for bits, both, size in parts])
 
-    return _gathered(lot, wire, pairs, restored)
+def _levels(lot: Lot, ranks: int) -> Codes:
+    """Return 8-bit codes, with a scale for each unit."""
+    del ranks
+    return _coded(list(map(quantised, lot.units())))
+
+
+def _from_levels(codes: Tensor, scales: Tensor, lot: Lot) -> Tensor:
+    wide = scales.repeat_interleave(torch.tensor(lot.sizes, device=scales.device))
+    return codes.view(torch.int8) * wide
+
+
+def _bits(lot: Lot, ranks: int) -> Codes:
+    """Return signs, with two means for each unit."""
+    del ranks
+    return _coded(list(map(signs, lot.units())))
+
+
+def _from_bits(codes: Tensor, means: Tensor, lot: Lot) -> Tensor:
+    lengths = [-(-size // 8) for size in lot.sizes]
+    parts = zip(codes.split(lengths), means.view(-1, 2), lot.sizes, strict=True)
+    return torch.cat([unsigned(bits, both, size) for bits, both, size in parts])
+
+
+def _coded(pairs: Sequence[Codes]) -> Codes:
+    codes = torch.cat([code.view(torch.uint8) for code, _ in pairs])
+    return codes, torch.cat([number for _, number in pairs])
 
 
 def _gathered(
-    lot: Lot,
+    begun: Sequence[tuple[Lot, Codes]],
     wire: Wire,
-    pairs: Sequence[tuple[Tensor, Tensor]],
-    restored: Callable[[Tensor, Tensor], Tensor],
-) -> Exchanged:
-    """Gather (codes, numbers) of the units as bytes, numbers first, and add them in rank order."""
-    numbers = torch.cat([number for _, number in pairs])
-    codes = torch.cat([code.view(torch.uint8) for code, _ in pairs])
-    total = torch.zeros_like(lot.flat)
-    for row in wire.all_gather(torch.cat([numbers.view(torch.uint8), codes])):
-        theirs = row[: numbers.nbytes].clone().view(numbers.dtype)
-        total += restored(row[numbers.nbytes :], theirs)
-    return Exchanged(total / wire.size, lot.flat - restored(codes, numbers))
+    restored: Callable[[Tensor, Tensor, Lot], Tensor],
+) -> list[Exchanged]:
+    """Gather codes and numbers as bytes, those of each lot behind those of the one before, and add them in rank
+    order."""
+    parts = [part for _, codes in begun for part in (codes[1].view(torch.uint8), codes[0])]
+    rows = wire.all_gather(torch.cat(parts))
+    lengths, found = [len(part) for part in parts], list[Exchanged]()
+    by_rank = [row.split(lengths) for row in rows]
+    for place, (lot, mine) in enumerate(begun):
+        mean, is_finite = torch.zeros_like(lot.flat), True
+        for row in by_rank:
+            theirs = row[2 * place].clone().view(mine[1].dtype)
+            mean += restored(row[2 * place + 1], theirs / wire.size, lot)
+            is_finite = is_finite and bool(all_finite(theirs))
+        found.append(Exchanged(mean, lot.flat.sub_(restored(*mine, lot)), is_finite))
+    return found
 
 
-def power_sgd(lot: Lot, wire: Wire) -> Exchanged:
-    """Approximate each matrix by one of low rank: two sums of factors (Vogels et al., NeurIPS 2019)."""
-    matrices = [
-        unit.view(shape[0], -1) for unit, shape in zip(lot.units(), lot.shapes, strict=True)
-    ]
+def _lefts(lot: Lot, ranks: int) -> list[Tensor]:
+    """Return each matrix times its right factor."""
+    del ranks
     rights = [orthonormal(lot.factors[name]) for name in lot.names]
-    lefts = _summed(list(map(left_product, matrices, rights)), wire)
+    return list(map(left_product, lot.matrices(), rights))
+
+
+def _power_sgd(begun: Sequence[tuple[Lot, list[Tensor]]], wire: Wire) -> list[Exchanged]:
+    """Approximate each matrix by one of low rank: two sums of factors (Vogels et al., NeurIPS 2019)."""
+    lots = [lot for lot, _ in begun]
+    lefts = _summed(list(chain.from_iterable(lefts for _, lefts in begun)), wire)
     if not all(bool(left.isfinite().all()) for left in lefts):
-        return Exchanged(torch.full_like(lot.flat, math.nan), lot.flat)
+        return [Exchanged(lot.flat, lot.flat, is_finite=False) for lot in lots]
     lefts = [orthonormal(left) for left in lefts]
+    matrices = list(chain.from_iterable(lot.matrices() for lot in lots))
     rights = [
         total / wire.size for total in _summed(list(map(right_product, matrices, lefts)), wire)
     ]
+    factors = iter(zip(lefts, rights, strict=True))
+    return [_of_factors(lot, list(islice(factors, len(lot.names)))) for lot in lots]
+
+
+def _of_factors(lot: Lot, factors: Sequence[tuple[Tensor, Tensor]]) -> Exchanged:
+    """Multiply the factors of a lot's matrices, and keep the right ones for the next step."""
+    mean = torch.empty_like(lot.flat)
+    for part, shape, (left, right) in zip(mean.split(lot.sizes), lot.shapes, factors, strict=True):
+        torch.mm(left, right.T, out=part.view(shape[0], -1))
+    rights = [right for _, right in factors]
     lot.factors.update(zip(lot.names, rights, strict=True))
-    mean = torch.cat([(left @ right.T).view(-1) for left, right in zip(lefts, rights)])
-    return Exchanged(mean, lot.flat - mean)
+    is_finite = all(bool(right.isfinite().all()) for right in rights)
+    return Exchanged(mean, lot.flat.sub_(mean), is_finite)
 
 
 def _summed(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
@@ -206,26 +305,6 @@ def _summed(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
     wire.all_reduce(flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def _selected(lot: Lot) -> Sparse:
-    """Return the selections of all units, each of as many elements as are kept."""
-    units = list[Sparse]()
-    starts = _starts(lot.sizes)
-    for unit, name, count, start in zip(lot.units(), lot.names, lot.kept, starts, strict=True):
-        indices = lot.select(unit, count, name)
-        units.append(Sparse(indices + start, unit[indices]).padded(count))
-    return _joined(units)
-
-
-def _joined(units: Sequence[Sparse]) -> Sparse:
-    return Sparse(
-        torch.cat([unit.indices for unit in units]), torch.cat([unit.values for unit in units])
-    )
-
-
-def _without(flat: Tensor, sent: Sparse) -> Tensor:
-    return flat.index_add(0, sent.indices, -sent.values)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
@@ -261,29 +340,35 @@ def _merged(method: MethodName, load: Load) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a lot is exchanged, and the bytes that the busiest rank receives (all-gather, doubling, a
-    ring) or receives and sends one after another (tree)."""
+    """What is made of a lot for so many ranks, how lots are then exchanged together, and the bytes that the busiest
+    rank receives (all-gather, doubling, a ring) or receives and sends one after another (tree)."""
 
-    exchange: Callable[[Lot, Wire], Exchanged]
+    begin: Callable[[Lot, int], Any]
+    exchange: Callable[[Sequence[tuple[Lot, Any]], Wire], list[Exchanged]]
     wire_bytes: Callable[[Load], float]
 
 
 METHODS: dict[MethodName, Method] = {
-    "dense": Method(dense, lambda load: _ring(load, load.width)),
-    "bfloat16": Method(partial(dense, dtype=torch.bfloat16), lambda load: _ring(load, 2)),
-    "float16": Method(partial(dense, dtype=torch.float16), lambda load: _ring(load, 2)),
-    "top-k": Method(top_k, lambda load: (load.ranks - 1) * _pairs(load)),
-    "gtop-k": Method(g_top_k, partial(_merged, "gtop-k")),
-    "gtop-k-tree": Method(g_top_k, partial(_merged, "gtop-k-tree")),
+    "dense": Method(_narrowed, _dense, lambda load: _ring(load, load.width)),
+    "bfloat16": Method(
+        partial(_narrowed, dtype=torch.bfloat16), _dense, lambda load: _ring(load, 2)
+    ),
+    "float16": Method(partial(_narrowed, dtype=torch.float16), _dense, lambda load: _ring(load, 2)),
+    "top-k": Method(_selected, _top_k, lambda load: (load.ranks - 1) * _pairs(load)),
+    "gtop-k": Method(_selected, _g_top_k, partial(_merged, "gtop-k")),
+    "gtop-k-tree": Method(_selected, _g_top_k, partial(_merged, "gtop-k-tree")),
     "int8": Method(
-        quantise, lambda load: (load.ranks - 1) * (load.elements + load.units * load.width)
+        _levels,
+        partial(_gathered, restored=_from_levels),
+        lambda load: (load.ranks - 1) * (load.elements + load.units * load.width),
     ),
     "1-bit": Method(
-        one_bit,
+        _bits,
+        partial(_gathered, restored=_from_bits),
         lambda load: (load.ranks - 1) * (math.ceil(load.elements / 8) + 2 * load.units * load.width),
     ),
     "powersgd": Method(
-        power_sgd, lambda load: 2 * (load.ranks - 1) / load.ranks * load.factors * load.width
+        _lefts, _power_sgd, lambda load: 2 * (load.ranks - 1) / load.ranks * load.factors * load.width
     ),
 }  # fmt: skip
 

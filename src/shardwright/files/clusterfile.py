@@ -133,6 +133,7 @@ class _Builder:
             rank_input_rate=self.table.rank_input_rate,
             host_input_rate=self.table.host_input_rate,
             host_fetch_rate=self.table.host_fetch_rate,
+            rank_batch_seconds=self.table.rank_batch_time,
             copy_bandwidth=self.table.copy_bandwidth or 0.0,
             notes=(*self.table.notes, *dict.fromkeys(self.notes)),
         )
@@ -339,6 +340,9 @@ def write_cluster(cluster: Cluster) -> str:
     for name in ("input_rate", "rank_input_rate", "host_input_rate", "host_fetch_rate"):
         if rate := getattr(cluster, name):
             lines.append(f"{name} = {float(rate)!r}")
+    if cluster.rank_batch_seconds:
+        batch = write_quantity(cluster.rank_batch_seconds, "seconds")
+        lines.append(f"rank_batch_time = {_text(batch)}")
     if cluster.copy_bandwidth:
         bandwidth = write_quantity(cluster.copy_bandwidth, "bandwidth")
         lines.append(f"copy_bandwidth = {_text(bandwidth)}")

@@ -117,6 +117,7 @@ class ClusterTable(_Table):
     rank_input_rate: Rate = 0.0
     host_input_rate: Rate = 0.0
     host_fetch_rate: Rate = 0.0
+    rank_batch_time: Latency = 0.0
     copy_bandwidth: Bandwidth | None = None
     notes: tuple[str, ...] = Field(default=(), strict=False)
     kind: dict[str, KindTable] = {}

@@ -81,13 +81,14 @@ class Lossy:
         urgency = min(priority, PRIORITIES - 1)
         return averaged_beside(self._thread, lambda: self._average(buffer, parts, urgency), buffer)
 
-    def _average(self, buffer: Tensor, parts: Parts, priority: int) -> None:
+    def _average(self, buffer: Tensor, parts: Parts, priority: int) -> bool:
         with torch.no_grad():
             wide = buffer if buffer.itemsize >= 4 else buffer.float()
             flat: np.ndarray = wide.div_(self.rank.size).numpy()
             self.rank.drive(self.sums.sum(flat, parts, priority))
             if wide is not buffer:
                 buffer.copy_(wide)
+        return True
 
 
 def register(

@@ -94,7 +94,8 @@ def bounded(gradient: Tensor, bound: float, dtype: torch.dtype) -> Tensor:
 
 
 def _keep(state: Tensor, new: Tensor, is_finite: Tensor) -> None:
-    state.copy_(torch.where(is_finite, new, state.view(-1)).view_as(state))
+    flat = state.view(-1)
+    torch.where(is_finite, new, flat, out=flat)
 
 
 def summed(

@@ -28,11 +28,13 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
     default_convert,
+    get_worker_info,
 )
 from torch.utils.data.distributed import DistributedSampler
 
 from shardwright.errors import InputError, ShardwrightWarning
 from shardwright.runtime import inputs
+from shardwright.runtime.byvalue import handed
 from shardwright.runtime.randomness import place_seed, splitmix64
 from shardwright.runtime.standing import BATCHES, KEY, SAMPLES, STATE, Place, taken_from
 
@@ -122,11 +124,19 @@ def loader_of(given: Any) -> Any:
     return _Again(given) if isinstance(made, Iterator) else made
 
 
-def as_read(loader: Any, batch: int) -> Any:
-    """Return a loader as a rank that needs whole batches reads it: of a data set with indices that many samples at a
-    time, if it has no batches of its own, each with random numbers of its own; any other as it is."""
-    given, needed = _sampled(loader), inputs.Needed(batch, None)
-    return Samples(Reader(0), loader, given, needed, False).reading(0) if given else loader
+def as_read(loader: Any, batch: int, rows: int) -> Any:
+    """Return a loader as a rank that needs the first so many of ``batch`` samples reads it: of a data set with indices
+    these alone, each with random numbers of its own; any other as it is."""
+    given, needed = _sampled(loader), inputs.Needed(batch, tuple(range(rows)))
+    if given is None:
+        return loader
+    return Samples(Reader(0), loader, given, needed, given.is_shardable).reading(0)
+
+
+def is_shared_out(loader: Any) -> bool:
+    """Whether ranks read only the samples of a loader that they need, where they are not told otherwise."""
+    given = _sampled(loader)
+    return given is not None and given.is_shardable
 
 
 # -- loaders as they are ---------------------------------------------------------------------------
@@ -403,7 +413,8 @@ class _Collate:
             return {}
         with _own_random_numbers():
             _seed(self.seed, *keys[0], 1)
-            return self.collate(samples)
+            batch = self.collate(samples)
+        return handed(batch) if get_worker_info() else batch
 
 
 def _seed(*what: int) -> None:
@@ -415,7 +426,10 @@ def _seed(*what: int) -> None:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Give the generators of Python, NumPy and torch back as they were."""
+    """Give the generators of Python, NumPy and torch back as they were; a worker's are nobody else's."""
+    if get_worker_info():
+        yield
+        return
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield

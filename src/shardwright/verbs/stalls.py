@@ -113,33 +113,64 @@ _IN_WORKER = re.compile(r'File "([^"]+)", line (\d+)')
 
 def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Cluster:
     """Return a cluster whose ranks are given samples as fast as this loader gives them here, read as in training;
-    itself where none is named. ``batch``: samples of a step, where the loader has no batches of its own.
+    itself where none is named. ``batch``: samples of a step.
 
-    A rank's rate is that of the loader as it is, its workers' handing over included; that of a host, of its preparation on
-    all of this machine's cores.
+    A rank's rate is that of the loader as it is, its workers' handing over included: the slope between whole batches
+    and the part of one that a rank reads where all share it, and what a batch of no samples would take besides. That
+    of a host is of its preparation on all of this machine's cores. Of a loader that every rank reads whole, there is
+    only the rate of whole batches.
     """
     if not loader:
         return cluster
     from shardwright.runtime.capture.models import load_object
-    from shardwright.runtime.reading import as_read, loader_of
+    from shardwright.runtime.reading import as_read, is_shared_out, loader_of
 
     watch.tell("measuring the loader", 0.0)
     with blaming(f"the loader {loader}", "see that it can be iterated by itself"):
-        given = as_read(loader_of(load_object(loader, "loader")), batch)
-        found = analyse(given, lambda batch: None, seconds=LOADER_SECONDS, watch=watch)
-    rates, cores = found.rates, max(1, found.cores)
-    rank = min(rates.load(0.0), found.speed)  # a step of nothing is the loader alone
-    host = rates.prepare * cores / min(max(1, found.workers), cores)
+        given = loader_of(load_object(loader, "loader"))
+        sizes = {batch, -(-batch // cluster.num_devices)} if is_shared_out(given) else {batch}
+        found = {
+            rows: analyse(
+                as_read(given, batch, rows),
+                lambda batch: None,
+                seconds=LOADER_SECONDS / len(sizes),
+                watch=watch,
+            )
+            for rows in sorted(sizes)
+        }
+    whole, rates = found[batch], found[batch].rates
+    # A step of nothing is the loader alone.
+    speeds = {one.batch_samples: min(one.rates.load(0.0), one.speed) for one in found.values()}
+    cores = max(1, whole.cores)
+    host = rates.prepare * cores / min(max(1, whole.workers), cores)
     notes = (
-        f"a rank's loader gives {rank:.4g} samples/s ({loader}, {found.workers} workers, measured here: preparing "
+        f"a rank's loader gives {speeds[whole.batch_samples]:.4g} samples/s ({loader}, {whole.workers} workers, measured here: preparing "
         f"{rates.prepare:.4g}/s, fetching {rates.storage:.4g}/s)",
     )
+    told = replace(cluster, notes=(*cluster.notes, *notes))
+    if not is_shared_out(given):
+        return replace(told, input_rate=_finite(speeds[whole.batch_samples]))
+    rate, batch_seconds = _line(speeds)
     return replace(
-        cluster,
-        rank_input_rate=rank if math.isfinite(rank) else 0.0,
-        host_input_rate=host if math.isfinite(host) else 0.0,
-        notes=(*cluster.notes, *notes),
+        told,
+        rank_input_rate=rate,
+        rank_batch_seconds=batch_seconds,
+        host_input_rate=_finite(host),
     )
+
+
+def _line(speeds: dict[int, float]) -> tuple[float, float]:
+    """Return samples per second, and seconds of a batch besides, of rates of batches of one or two sizes."""
+    (less, slow), (more, fast) = min(speeds.items()), max(speeds.items())
+    each = (more / fast - less / slow) / (more - less) if more > less else 0.0
+    besides = more / fast - more * each
+    # Never in less time than samples of whole batches take: what is measured too short is no slope.
+    return (_finite(1 / each), besides) if each > 0 and besides > 0 else (_finite(fast), 0.0)
+
+
+def _finite(rate: float) -> float:
+    """Return a rate, or that input is never waited for."""
+    return rate if math.isfinite(rate) else 0.0
 
 
 def save_stalls(found: Stalls, path: str | Path) -> str:

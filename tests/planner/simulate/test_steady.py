@@ -136,9 +136,11 @@ def test_ranks_that_read_their_own_samples_share_the_loaders_of_their_host() -> 
     ):
         program = lower(graph, seed_strategy(graph, seed))
         where = cluster(hosts, each)
-        rates = {"rank_input_rate": alone, "host_input_rate": shared, "host_fetch_rate": disk}
+        rates = {
+            "rank_input_rate": alone, "rank_batch_seconds": 0.3, "host_input_rate": shared, "host_fetch_rate": disk,
+        }  # fmt: skip
         expected = {
-            "loader:0": rows / alone, "host:0": on_host / shared, "disk:0": on_host / disk,
+            "loader:0": rows / alone + 0.3, "host:0": on_host / shared, "disk:0": on_host / disk,
             "copy:0": 0.0,
         }  # fmt: skip
         found = input_costs(program, graph, samples, replace(where, **rates))

@@ -69,7 +69,7 @@ def input_costs(
         passing = sum(input_bytes(program, mesh) * len(counts[mesh]) for mesh in meshes)
         drawn = max(
             _seconds(batch, cluster.input_rate),
-            _seconds(max(read.values()), cluster.rank_input_rate),
+            _seconds(max(read.values()), cluster.rank_input_rate) + cluster.rank_batch_seconds,
         )
         given = (
             (Kind.FETCH, cluster.host_fetch_rate, _seconds(sum(read.values()), cluster.host_fetch_rate)),
@@ -101,7 +101,7 @@ def least_input_seconds(batch: int, cluster: Cluster) -> float:
     hosts = len({device.host for device in cluster.devices})
     return max(
         _seconds(batch, cluster.input_rate),
-        _seconds(batch, cluster.rank_input_rate * cluster.num_devices),
+        _seconds(batch, cluster.rank_input_rate * cluster.num_devices) + cluster.rank_batch_seconds,
         _seconds(batch, cluster.host_input_rate * hosts),
         _seconds(batch, cluster.host_fetch_rate * hosts),
     )

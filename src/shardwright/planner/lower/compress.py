@@ -105,7 +105,7 @@ def compressing_bytes(builder: ProgramBuilder, transform: Transform) -> int:
 
 # Counted in the runtime's functions: what lives at once where most does.
 _TEMPORARIES: dict[TransformName, tuple[int, int, int]] = {
-    "top-k": (3, 0, 2),
+    "top-k": (2, 0, 2),
     "int8": (3, 0, 2),
     "1-bit": (2, 1, 2),
     "int8 sum": (1, 0, 0),
