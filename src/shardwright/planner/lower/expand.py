@@ -71,7 +71,8 @@ def _masters(builder: ProgramBuilder, lowering: Lowering, chains: Chains) -> dic
         kept = lowering.parameters.kept.get(tensor)
         if kept is not None and kept.reduced >= 0:
             spec, sizes = graph.tensors[tensor], strategy.meshes[kept.mesh].sizes
-            own = local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
+            dtype = builder.master_dtype or spec.dtype
+            own = local_bytes(spec.shape, dtype, config.optimizer, sizes)
             total[kept.mesh] += own * int(chains.times[kept.rest])
     return total
 

@@ -137,11 +137,8 @@ class _VocabularyLoss(torch.autograd.Function):
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
             into = result[rows] if wide == x.dtype else None
-            if x.shape[1] == classes:  # all there are: shares of their own sum
-                part = torch.softmax(x[rows].to(wide), -1, out=into).mul_(share[rows])
-            else:
-                part, total = _shares(x[rows].to(wide), into)
-                part.mul_((total - z[rows]).exp_().mul_(share[rows]))
+            part, total = _shares(x[rows].to(wide), into)
+            part.mul_((total - z[rows]).exp_().mul_(share[rows]))
             part.scatter_add_(1, place[rows].unsqueeze(1), -own[rows])
             if smoothing:
                 flat = counted[rows].unsqueeze(1) * gradient.to(wide) * (smoothing / classes)
