@@ -135,6 +135,11 @@ class Pipeline:
         return SCHEDULES[self.schedule].splits or any(set(line) & {"I", "W"} for line in self.order)
 
 
+def master_dtype(precision: str, own: str) -> str:
+    """Return the dtype in which the optimizer keeps a parameter whose ``own`` is that of the graph."""
+    return "float32" if precision in MIXED else own
+
+
 def wire_dtype(asked: WireDtype, own: str) -> str:
     """Return the dtype in which gradients of parameters of dtype ``own`` travel; complex ones and
     those of whoever asks for nothing travel in their own."""

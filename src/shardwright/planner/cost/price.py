@@ -17,7 +17,7 @@ from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph, tensor_bytes
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment
-from shardwright.core.strategy import MIXED, Mesh
+from shardwright.core.strategy import Mesh, master_dtype
 from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
@@ -437,10 +437,9 @@ class InstructionCosts:
         return self._homes.get(mesh, [])
 
     def _shard_bytes(self, tensor: int, layout: Layout, sizes: tuple[int, ...]) -> int:
-        is_mixed = self.program.strategy.precision in MIXED  # masters are float32 then
-        key = (tensor, layout, sizes, is_mixed)
+        spec = self.graph.tensors[tensor]
+        dtype = master_dtype(self.program.strategy.precision, spec.dtype)
+        key = (tensor, layout, sizes, dtype)
         if key not in self.sizes:
-            spec = self.graph.tensors[tensor]
-            dtype = "float32" if is_mixed else spec.dtype
             self.sizes[key] = local_bytes(spec.shape, dtype, layout, sizes)
         return self.sizes[key]

@@ -8,7 +8,7 @@ from functools import cached_property
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.strategy import MIXED, Mesh
+from shardwright.core.strategy import Mesh, master_dtype
 from shardwright.planner.cost import ShardPrices
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.roofline import memory_seconds
@@ -100,7 +100,7 @@ class Prices:
 
     def master_dtype(self, dtype: str) -> str:
         """Return the dtype in which the optimizer keeps a parameter of ``dtype``."""
-        return "float32" if self.training.precision in MIXED else dtype
+        return master_dtype(self.training.precision, dtype)
 
     def sum_dtype(self, dtype: str, num_microbatches: int) -> str:
         """Return the dtype in which gradients of so many microbatches of a parameter add up."""

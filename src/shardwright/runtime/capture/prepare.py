@@ -218,9 +218,8 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         stand_in: Any = fake(mode, parameter, dtype).requires_grad_(parameter.requires_grad)
-        stand_in._is_param = (
-            True  # as nn.Parameter marks tensors of other classes, of which it makes a view
-        )
+        # As nn.Parameter marks tensors of other classes, of which it makes a view.
+        stand_in._is_param = True
         memo[id(parameter)] = stand_in
     for buffer in module.buffers():
         memo[id(buffer)] = fake(mode, buffer, dtype)
