@@ -22,6 +22,7 @@ from shardwright.ddp import Compression, hooks, wrap
 from shardwright.ddp.methods import METHODS
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.attention import attend
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
@@ -217,3 +218,20 @@ def test_hooks_and_buckets_of_plain_data_parallelism_work_over_nccl() -> None:
         assert all(one.grad is not None for one in model.parameters())
     finally:
         dist.destroy_process_group()
+
+
+def test_a_permuted_bias_needs_no_scores_written_out() -> None:
+    """T5's, whose gradient is wanted: what backward keeps is less than the scores in 16 bits."""
+    shape, scores = (8, 4, 512, 64), 8 * 4 * 512 * 512
+    given = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    table = torch.randn(512, 512, 4, requires_grad=True)
+    there = [one.detach().to(GPU, torch.bfloat16).requires_grad_() for one in (*given, table)]
+    before = torch.cuda.memory_allocated()
+    found = attend(*there[:3], there[3].permute(2, 0, 1).unsqueeze(0), 0.1)
+    assert torch.cuda.memory_allocated() - before < 2 * scores
+    found = attend(*there[:3], there[3].permute(2, 0, 1).unsqueeze(0))
+    expected = attend(*given, table.permute(2, 0, 1).unsqueeze(0))
+    (slope,) = torch.autograd.grad(found.sum(), there[3])
+    (wanted,) = torch.autograd.grad(expected.sum(), table)
+    torch.testing.assert_close(found.float().cpu(), expected, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(slope.float().cpu(), wanted, rtol=0.1, atol=0.05)

@@ -8,11 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.grids import Grid, grid_strategy
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
 from tests.runtime.equivalence import captured_of
@@ -93,3 +95,48 @@ def test_peaks_of_two_ranks_equal_the_allocators(
         for left, measured, predicted in found:
             assert left == 0.0
             assert measured == pytest.approx(predicted, rel=0.01)
+
+
+class Chosen(nn.Module):
+    """A wide layer that runs as it is, since values choose what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 512), nn.Linear(512, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as many numbers."""
+        hidden = torch.sigmoid(self.up(x))
+        return self.down(torch.tanh(hidden if x.sum() < 1e9 else -hidden))
+
+
+class Around(nn.Module):
+    """One such layer between two that are captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(16, 16), Chosen(), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        return self.last(self.middle(self.first(x))).square().mean()
+
+
+def test_what_a_module_that_runs_as_it_is_keeps_inside_is_foreseen() -> None:
+    """Two of its rows' 512 numbers, which are no tensors of the graph, are most of the peak."""
+    torch.manual_seed(0)
+    model, batch = Around().double(), {"x": torch.randn(1024, 16, dtype=torch.float64)}
+    captured = capture(model, batch)
+    (middle,) = [one for one in captured.graph.operators if one.kind.startswith("opaque")]
+    assert middle.kept_bytes == 2 * 8 * 1024 * 512
+    program = lower(captured.graph, seed_strategy(captured.graph, Seed()))
+    executor = Executor(captured, program, model, optimizer=SGD)
+    executor.step(batch)
+    (measured,) = executor.profile_step(batch).peak_bytes
+    (predicted,) = simulate(
+        program, np.ones(program.num_instructions), scatter_copies=TERMS
+    ).peak_bytes
+    states = program.strategy.optimizer_states * sum(_trained_bytes(executor))
+    executor.close()
+    assert measured > middle.kept_bytes
+    assert measured == pytest.approx(predicted - states, rel=0.02)

@@ -89,7 +89,8 @@ class Operator:
     the schema names (``input``, ``weight``, ``bias``; list arguments give ``tensors.0``,
     ``tensors.1``). ``attributes`` holds every other argument by schema name. ``module`` is the path
     of the owning module, ``block`` the index of the repeated block it belongs to or -1.
-    ``flops`` counts the forward pass.
+    ``flops`` counts the forward pass. ``kept_bytes`` is what one that runs as it is (``opaque``) makes inside
+    and holds for backward; like ``flops`` no part of the fingerprint.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Operator:
     module: str = ""
     block: int = -1
     flops: float = 0.0
+    kept_bytes: int = 0
 
     def attribute(self, name: str, default: Constant = None) -> Constant:
         """Return a constant argument by its schema name."""

@@ -21,6 +21,7 @@ from shardwright.core.graph import Operator
 from shardwright.core.program import Call, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
+from shardwright.runtime import attention
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.deferral import Aside, Product, run_split
@@ -180,6 +181,8 @@ class _Builder:
             shard = self.program.values[call.operands[0]]
             kwargs["offset"] = shard_offset(shard, call.offset_dim, self.site)
             target = with_offset(operator)
+        elif operator.kind == attention.KIND and self.site.device.type == "cuda":
+            target = attention.attend if operator.input_named("attn_mask") >= 0 else target
         if call.unpadded and operator.attribute("count_include_pad", True) is False:
             kwargs |= {"kernel": target, "outside": self._outside(call)}
             target = average_inside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -106,6 +107,28 @@ def test_equal_layers_have_equal_signatures() -> None:
     layers = {signatures[f"layers.{i}"] for i in range(3)}
     assert len(layers) == 1
     assert len(set(signatures.values())) == 3  # prelude, layer, loss
+
+
+def test_layers_numbered_by_name_are_blocks_not_the_lists_inside_them() -> None:
+    """As torchvision's transformers have them; the list inside each is one of unlike elements."""
+    parts = (
+        (f"layer_{n}", nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))) for n in range(3)
+    )
+    tower = Tower(nn.Sequential(OrderedDict(parts)))
+    blocks = capture(tower, {"x": torch.randn(8, 4)}).graph.blocks
+    assert [block.name for block in blocks[:3]] == [f"layers.layer_{n}" for n in range(3)]
+    assert blocks[1].signature == blocks[2].signature
+
+
+class Tower(nn.Module):
+    """Layers, and the mean of their squares."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
 
 
 def fingerprint() -> tuple[int, str]:

@@ -268,6 +268,14 @@ def _indices(_graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]
     return (), ((1,) if len(operator.outputs) > 1 else ()), _nothing
 
 
+def _opaque(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """What it makes inside, as was seen of all rows, besides its operands and results."""
+    shape = graph.tensors[operator.inputs[0]].shape
+    rows, kept = (shape[0] if shape else 1), operator.kept_bytes
+    inputs, outputs = (_floating(graph, indices) for indices in (operator.inputs, operator.outputs))
+    return inputs, outputs, lambda i, _o: round(kept * (i[0][0] if i[0] else 1) / rows)
+
+
 def _input_and_output(
     _graph: OperatorGraph, _operator: Operator, _needs: tuple[bool, ...]
 ) -> Saved:
@@ -297,5 +305,5 @@ SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]]
     "max_pool2d_with_indices": _max_pool, "adaptive_avg_pool2d": _global_pool, "topk": _indices,
     "sort": _indices, "max": _indices, "min": _indices, "logsumexp": _input_and_output, "norm":
     _input_and_output, "linalg_vector_norm": _input_and_output, "prod": _input_and_output,
-    "lstm": _recurrent, "gru": _recurrent, "packed_recurrence": _recurrent,
+    OPAQUE: _opaque, "lstm": _recurrent, "gru": _recurrent, "packed_recurrence": _recurrent,
 }  # fmt: skip

@@ -147,7 +147,9 @@ def roofline(shard: Shard, phase: str, rates: Rates) -> float:
         busy = max(flops / vector, passed) + launches * software.gap * device.launch_seconds
         return busy if traffic else 0.0  # nothing passes inside a chain
     busy = _matrix_seconds(shard, phase, flops, rates)
-    seconds = max(busy, passed) + launches * software.gap * device.launch_seconds
+    # What is in an opaque operator runs one after another.
+    busy = busy + passed if shard.kind == OPAQUE else max(busy, passed)
+    seconds = busy + launches * software.gap * device.launch_seconds
     if shard.dtype == "float8":  # kernels of their own, before the products
         sizes = (shard.input_bytes, shard.output_bytes, shard.needs)
         rounded, more = rounding(*sizes, phase, software.rounding)
@@ -210,7 +212,8 @@ def work(shard: Shard, phase: str) -> tuple[float, float, int]:
         return _fused_work(shard, phase, shard.passes)
     if phase == "forward":
         read = _touched(shard.kind, inputs, outputs)
-        return shard.flops, float(read + sum(outputs)), 1
+        written = shard.saved if shard.kind == OPAQUE else 0  # operands and results are among it
+        return shard.flops, float(max(read + sum(outputs), written)), 1
     wanted = sum(size for size, needed in zip(inputs, shard.needs, strict=True) if needed)
     traffic = float(sum(outputs) + shard.saved + wanted) * (not shard.hands_on)
     num_wanted = sum(shard.needs)

@@ -134,7 +134,9 @@ def assemble(
         made = [tensors[index].shape for index in operator.outputs]
         flops = count_flops(operator.kind, shapes, made, dict(operator.attributes))
         if isinstance(record.target, Opaque):
-            flops += record.target.flops_of(shapes)
+            work = record.target.work_of(shapes)
+            flops += work.flops
+            operator = replace(operator, kept_bytes=work.kept)
         operators.append(replace(operator, flops=flops))
         calls.append(call)
     blocks = cut_blocks(operators, tensors, [record.path for record in records], find_units(module))

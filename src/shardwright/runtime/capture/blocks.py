@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import string
 from collections.abc import Sequence
 
 from torch import nn
@@ -17,7 +18,7 @@ def find_units(module: nn.Module) -> frozenset[str]:
     """Return the paths of the modules that make a block each.
 
     The elements of the outermost list in which some are alike in every parameter shape (so layers of
-    a transformer, not its stages); without such a list the elements of any list; without any list
+    a transformer, not its stages), or of modules numbered by name that are; without such a list the elements of any list; without any list
     the children of the module.
     """
     alike, others = _search(module, "")
@@ -43,7 +44,7 @@ def _search(module: nn.Module, path: str) -> tuple[list[str], list[str]]:
     prefix = f"{path}." if path else ""
     elements = [name for name, child in children.items() if _has_parameters(child)]
     is_list = len(elements) > 1 and all(name.isdigit() for name in children)
-    if is_list:
+    if is_list or _is_numbered(children):
         shapes = [_parameter_shapes(children[name]) for name in elements]
         if len(set(shapes)) < len(shapes):
             return [prefix + name for name in elements], []
@@ -56,6 +57,13 @@ def _search(module: nn.Module, path: str) -> tuple[list[str], list[str]]:
     if is_list and not alike:
         others = [prefix + name for name in elements]
     return alike, others
+
+
+def _is_numbered(children: dict[str, nn.Module]) -> bool:
+    """Whether modules of several parts each are called alike up to a number, as ``layer_0``, ``layer_1`` are."""
+    stems = {name.rstrip(string.digits) for name in children}
+    parts = (next(child.children(), None) for child in children.values())
+    return len(stems) == 1 and stems.isdisjoint(children) and None not in parts
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch._ops import HigherOrderOperator
+from torch._prims_common import dtype_to_type
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
+_WHETHER = {aten.is_nonzero.default}
+_ASKS = {aten._local_scalar_dense.default, aten.item.default, *_WHETHER}
 _PICKS = {aten.nonzero.default, aten._local_scalar_dense.default, aten.masked_select.default}
+
+
+class Work(NamedTuple):
+    """What a call takes: flops, and bytes of what it makes inside that backward needs."""
+
+    flops: float = 0.0
+    kept: int = 0
+
+
+NOTHING = Work()
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -40,14 +56,15 @@ def written_by(func: Any, args: Any, named: Any) -> list[Tensor]:
 
 class Flops(TorchDispatchMode):
     """Counts the flops of products as they run, and says where elements are picked by values, which
-    dtypes results have, and which memories are ``written``. What has functions among its arguments, such as
-    ``torch.cond``, picks by values."""
+    dtypes results have, which memories are ``written``, and how much of what is made lives on. What has
+    functions among its arguments, such as ``torch.cond``, picks by values."""
 
     supports_higher_order_operators = True
 
     def __init__(self, picks: Callable[[], None], makes: Callable[[torch.dtype], None]) -> None:
         super().__init__()
         self.total = 0.0
+        self.made: dict[StorageWeakRef, int] = {}
         self.written: dict[int, torch.UntypedStorage] = {}
         self.picks, self.makes = picks, makes
 
@@ -61,6 +78,10 @@ class Flops(TorchDispatchMode):
             self.picks()
         if isinstance(result, Tensor):
             self.makes(result.dtype)
+        there = {memory._cdata for memory in memories_of((args, given))}
+        for memory in memories_of(result):
+            if memory._cdata not in there:
+                self.made[StorageWeakRef(memory)] = memory.nbytes()
         if func._schema.is_mutable:
             memories = (tensor.untyped_storage() for tensor in written_by(func, args, given))
             self.written |= {one._cdata: one for one in memories}
@@ -68,6 +89,35 @@ class Flops(TorchDispatchMode):
         if count is not None:
             self.total += count(*args, **given, out_val=result)
         return result
+
+    def since(self, begun: tuple[float, int], result: Any) -> Work:
+        """Return the work since a ``now``: what lives on is kept, but for the results."""
+        total, count = begun
+        made = itertools.islice(self.made.items(), count, None)
+        alive = sum(size for memory, size in made if not memory.expired())
+        out = {memory._cdata: memory.nbytes() for memory in memories_of(result)}
+        return Work(self.total - total, max(0, alive - sum(out.values())))
+
+    @property
+    def now(self) -> tuple[float, int]:
+        """How much there has been so far."""
+        return self.total, len(self.made)
+
+
+def memories_of(tree: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the memory of every dense tensor in nested results that has any."""
+    for tensor in tensors_of(tree):
+        if tensor.layout == torch.strided and not tensor.is_meta and not is_wrapped(tensor):
+            yield tensor.untyped_storage()
+
+
+class Answering(TorchDispatchMode):
+    """Takes for nothing (0, False) what a run without values asks of them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ASKS:
+            return dtype_to_type(torch.bool if func in _WHETHER else args[0].dtype)(0)
+        return func(*args, **(kwargs or {}))
 
 
 class Stream(TorchDispatchMode):

@@ -21,6 +21,7 @@ from shardwright.errors import CaptureError
 from shardwright.runtime.capture.adaptive import adaptive_notes
 from shardwright.runtime.capture.assemble import Captured, Results, assemble, live_records
 from shardwright.runtime.capture.checks import unchecked_values
+from shardwright.runtime.capture.counting import Answering, Flops, Work
 from shardwright.runtime.capture.entries import PREFIX, Entries
 from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import seen_as, take_apart
@@ -182,6 +183,30 @@ class _Job:
         with mode:
             return watch_runs(twin, {**self.batch.tensors, **self.batch.constants})
 
+    @property
+    def work_without_values(self) -> Work:
+        """What a run of a fake copy takes that asks for values and is told nothing; where that fails, too, it is taken to
+        use every parameter once for every number or element of the batch's largest integer tensor."""
+        mode = next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined]
+        self.renew()
+        twin, counted = self.copied().train(), Flops(lambda: None, lambda _: None)
+        try:
+            with torch.random.fork_rng(), mode, counted, Answering():
+                result = twin(**self.batch.tensors, **self.batch.constants)
+                return counted.since((0.0, 0), result)
+        except Exception:  # noqa: BLE001 - what cannot be answered so may have any reason
+            numbers = [
+                one.numel() for one in self.batch.tensors.values() if not one.is_floating_point()
+            ]
+            parameters = sum(parameter.numel() for parameter in self.twin.parameters())
+            return Work(2.0 * parameters * max(numbers, default=self.rows))
+
+    @property
+    def rows(self) -> int:
+        """The rows of the batch's first tensor."""
+        first = next(iter(self.batch.tensors.values()))
+        return first.shape[0] if first.dim() else 1
+
     def is_harmless(self) -> bool:
         """Whether what forward changes in Python is sure to be without influence on later calls."""
         try:
@@ -313,13 +338,14 @@ def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
     entries = Entries(job.wrapper, job.module, job.batch.tensors, recorder)
     names = list(dict.fromkeys(group[0] for group in tied_names(job.twin).values()))
     batch_names = tuple(job.batch.tensors)
-    if seen is None:  # not run: taken to use every parameter once for each row
+    if seen is None:
         dtype = next(parameter.dtype for parameter in job.twin.parameters())
-        work = 2.0 * sum(parameter.numel() for parameter in job.twin.parameters()), 1
+        work, rows = job.work_without_values, job.rows
     else:
         dtype = find_loss(seen.output).dtype
-        work = seen.sites[""].flops[0], seen.sites[""].rows
-    call = call_whole(job.wrapper, [PREFIX + name for name in names], job.named, seen, work)
+        work, rows = seen.sites[""].work[0], seen.sites[""].rows
+    state = [PREFIX + name for name in names]
+    call = call_whole(job.wrapper, state, job.named, seen, work, rows)
     batch = [entries.input(name) for name in batch_names]
     values = [one.value for one in (*batch, *map(entries.owned, names))]
     meta = torch.empty((), dtype=dtype, device="meta", requires_grad=True)

@@ -22,6 +22,7 @@ from torch import Tensor, library, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
+from shardwright.runtime.capture.counting import NOTHING, Work
 from shardwright.runtime.capture.keeping import State, put_state, take_state
 from shardwright.runtime.capture.prepare import LossOnly
 from shardwright.runtime.capture.recomputing import checkpoints
@@ -41,7 +42,7 @@ class Opaque:
     with a slot per tensor, those in ``asking`` are differentiated by. ``note`` tells the user about
     it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
     inside. ``keeps``: a call changes what it holds in Python, ``switches``: it may switch
-    ``requires_grad`` of parameters. ``flops`` were counted in its forward
+    ``requires_grad`` of parameters. ``work`` was counted in its forward
     when its first tensor had ``rows`` rows (0: no dims). ``by_row``: the places of the tensors whose
     rows, their first dim, are computed each by itself. ``written``: the frozen parameters that it writes. ``makes``: the dtypes of what it makes inside. ``tail``: only what
     forward does behind some calls of submodules is run, whose results are ``arguments`` too.
@@ -58,7 +59,7 @@ class Opaque:
     differentiates: bool = False
     keeps: bool = False
     switches: bool = False
-    flops: float = 0.0
+    work: Work = NOTHING
     rows: int = 0
     by_row: tuple[int, ...] = ()
     written: frozenset[str] = frozenset()
@@ -82,10 +83,11 @@ class Opaque:
             own = model.get_submodule(self.path)
         return replace(self, module=own, _last=[])
 
-    def flops_of(self, inputs: Sequence[tuple[int, ...]]) -> float:
-        """Return the flops of a forward on tensors of these shapes, as many per row."""
+    def work_of(self, inputs: Sequence[tuple[int, ...]]) -> Work:
+        """Return the work of a forward on tensors of these shapes, as much per row."""
         first = inputs[0] if inputs else ()
-        return self.flops * first[0] / self.rows if first and self.rows else self.flops
+        share = first[0] / self.rows if first and self.rows else 1.0
+        return Work(self.work.flops * share, round(self.work.kept * share))
 
     def __call__(
         self, tensors: list[Tensor], training: bool = True, writes: bool = True

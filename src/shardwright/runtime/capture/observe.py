@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.counting import Flops, Stream, tensors_of
+from shardwright.runtime.capture.counting import Flops, Stream, Work, tensors_of
 from shardwright.runtime.capture.gradients import (
     Frame,
     check_engine_call,
@@ -53,14 +53,14 @@ Real = Callable[[], tuple[nn.Module, Mapping[str, Any]]]
 
 @dataclass
 class Site:
-    """What was seen of one module: arguments, results and flops of each call, and which of the tensors
+    """What was seen of one module: arguments, results and work of each call, and which of the tensors
     of the first call asked for gradients although nothing trained lay behind them. ``call`` is the
     first call with its values, where the module picks elements by their values. ``by_row``: which of its
     tensors were found to have rows that are computed each by itself, None before that was asked."""
 
     arguments: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
-    flops: list[float] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
     asking: frozenset[int] = frozenset()
     call: Given | None = None
     by_row: tuple[int, ...] | None = None
@@ -254,7 +254,7 @@ class _Watch:
         self._picking: set[str] = set()
         self.switches = False
         self.made: dict[str, set[torch.dtype]] = {}
-        self._begun: list[float] = []
+        self._begun: list[tuple[float, int]] = []
         self._numbers: Any = None
         self._states: dict[Attribute, Any] = {}
 
@@ -316,18 +316,18 @@ class _Watch:
                 self._look()
                 given = tuple(tensors_of((args, kwargs)))
                 self._frames.append(Frame(path, child, given))
-                self._begun.append(self._counted.total)
+                self._begun.append(self._counted.now)
 
             def leave(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
                 self._look()
                 self._frames.pop()
-                flops = self._counted.total - self._begun.pop()
-                self._record(path, (args, kwargs), result, flops)
+                work = self._counted.since(self._begun.pop(), result)
+                self._record(path, (args, kwargs), result, work)
 
             yield child.register_forward_pre_hook(enter, with_kwargs=True)
             yield child.register_forward_hook(leave, with_kwargs=True)
 
-    def _record(self, path: str, given: Any, result: Any, flops: float) -> None:
+    def _record(self, path: str, given: Any, result: Any, work: Work) -> None:
         try:
             arguments, results = (
                 pytree.tree_map_only(Tensor, _like, tree) for tree in (given, result)
@@ -341,7 +341,7 @@ class _Watch:
                 self.sites[path].call = given_call(self.module.get_submodule(path), *given)
         self.sites[path].arguments.append(arguments)
         self.sites[path].results.append(results)
-        self.sites[path].flops.append(flops)
+        self.sites[path].work.append(work)
 
     def _look(self) -> None:
         """Say what has happened since the last look: the innermost running module did it."""

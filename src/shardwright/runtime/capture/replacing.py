@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from shardwright.runtime.capture.counting import Work
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
 from shardwright.runtime.capture.keeping import PLAIN
 from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
@@ -229,7 +230,7 @@ def _call_of(child: nn.Module, path: str, seen: Observation, tail: Tail | None) 
             state=tail.state,
             arguments=(*arguments, *tail.results),
             note=_note(f"{tail.called} {what}", path, seen),
-            flops=tail.flops,
+            work=tail.work,
             tail=tail,
             **common,
         )
@@ -241,7 +242,7 @@ def _call_of(child: nn.Module, path: str, seen: Observation, tail: Tail | None) 
         note=_note(what, path, seen, by_row),
         keeps=keeps,
         by_row=by_row,
-        flops=site.flops[0],
+        work=site.work[0],
         **common,
     )
 
@@ -299,11 +300,12 @@ def call_whole(
     state: list[str],
     batch: Mapping[str, Any],
     seen: Observation | None,
-    work: tuple[float, int],
+    work: Work,
+    rows: int,
 ) -> Opaque:
     """Return the whole wrapped model, with its loss, as one call on the batch, then ``state``.
 
-    ``work`` is its flops, and for how many rows of the batch.
+    ``work`` is what it takes for so many rows of the batch.
     """
     arguments = ((), {name: Slot(index) for index, name in enumerate(wrapper.names)})
     title = type(wrapper.module).__name__
@@ -321,8 +323,8 @@ def call_whole(
         differentiates=seen is None or bool(seen.differentiates),
         keeps=seen is None or bool(seen.keeps),
         switches=seen is None or seen.switches,
-        flops=work[0],
-        rows=work[1],
+        work=work,
+        rows=rows,
         makes=frozenset() if seen is None else seen.made_in(""),
         written=_wrapped(seen),
     )

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import RunError
-from shardwright.runtime.capture.counting import Flops, is_pick, tensors_of
+from shardwright.runtime.capture.counting import Flops, Work, is_pick, tensors_of
 from shardwright.runtime.capture.keeping import PLAIN, changes, fingerprint
 from shardwright.runtime.capture.observe import Real, is_inside
 from shardwright.runtime.capture.prepare import real_twin
@@ -38,15 +38,15 @@ class Tail:
     """The rest of a forward behind calls of submodules at ``paths``, in their order.
 
     ``results`` are those of the calls, with a slot per tensor behind the arguments' slots. ``state`` are
-    the parameters and buffers that the rest may use, ``absent`` those that only the calls do. ``flops``
-    were counted in it.
+    the parameters and buffers that the rest may use, ``absent`` those that only the calls do. ``work``
+    was counted in it.
     """
 
     paths: tuple[str, ...]
     results: tuple[Any, ...]
     state: tuple[str, ...]
     absent: tuple[str, ...]
-    flops: float
+    work: Work
 
     @property
     def called(self) -> str:
@@ -284,7 +284,7 @@ def tail_of(module: nn.Module, given: Passed, count: int) -> Tail:
     buffers = (dict(one.named_buffers()) for one in (whole, rest))
     if not _same_tensors(result, found) or not _same_tensors(*buffers):
         raise ValueError("the rest alone does something else")
-    return _tail(rest, kept, _slots(given, answers), used)
+    return _tail(rest, kept, _slots(given, answers), used, found)
 
 
 def _run_whole(module: nn.Module, given: Passed, count: int) -> tuple[tuple[str, ...], Any]:
@@ -375,7 +375,9 @@ def _slots(given: Passed, results: tuple[Any, ...]) -> tuple[Any, ...]:
     return pytree.tree_map_only(Tensor, lambda _: Slot(next(numbers)), results)
 
 
-def _tail(module: nn.Module, kept: tuple[str, ...], results: tuple[Any, ...], used: _Used) -> Tail:
+def _tail(
+    module: nn.Module, kept: tuple[str, ...], results: tuple[Any, ...], used: _Used, found: Any
+) -> Tail:
     """Say what the rest needs: all but what lies in the modules that were called before, and is not used."""
     state, absent = list[str](), list[str]()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -387,5 +389,5 @@ def _tail(module: nn.Module, kept: tuple[str, ...], results: tuple[Any, ...], us
         results=results,
         state=tuple(state),
         absent=tuple(absent),
-        flops=used.total,
+        work=used.since((0.0, 0), found),
     )
