@@ -117,8 +117,8 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
 
     A rank's rate is that of the loader as it is, its workers' handing over included: the slope between whole batches
     and the part of one that a rank reads where all share it, and what a batch of no samples would take besides. That
-    of a host is of its preparation on all of this machine's cores. Of a loader that every rank reads whole, there is
-    only the rate of whole batches.
+    of a host is of its preparation on all of this machine's cores, on which CPU devices compute, too. Of a loader that
+    every rank reads whole, there is only the rate of whole batches.
     """
     if not loader:
         return cluster
@@ -156,6 +156,7 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
         rank_input_rate=rate,
         rank_batch_seconds=batch_seconds,
         host_input_rate=_finite(host),
+        host_cores=float(cores) if cluster.has_cpus else 0.0,
     )
 
 
