@@ -2,7 +2,7 @@
 
 A data set that sleeps so long for each sample (storage that is waited for) is read by a DataLoader with one worker. A
 plan is made for it (``plan --loader``) for one rank, as described, and for this machine, as measured, where one without the loader is made, too; both
-are trained (``run --loader``), three times each. A step's measured seconds are the median of computing with the mean of waiting, and of the runs the
+are trained (``run --loader``), three times for some seconds each. A step's measured seconds are the median of computing with the mean of waiting, and of the runs the
 median; predictions are of rates measured once.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-BATCH, STEPS, RUNS = 16, 30, 3
+BATCH, RUNS, SECONDS = 16, 3, 5.0  # seconds of a run: a machine may be slow for some
 NET = """
 import torch
 from torch import nn
@@ -69,9 +69,9 @@ def planned(folder: Path, cluster: str, *more: str) -> dict[str, Any]:
     return found["plans"][found["chosen"]]
 
 
-def trained(folder: Path) -> tuple[float, float]:
+def trained(folder: Path, steps: int) -> tuple[float, float]:
     """Return a step's seconds, and which share of them waited."""
-    words = ("run", "plan.json", "net.py:build", "--loader", "data.py:loader", "-n", str(STEPS))
+    words = ("run", "plan.json", "net.py:build", "--loader", "data.py:loader", "-n", str(steps))
     run = asked(folder, *words)
     return run["step_seconds"] + run["input_seconds"], run["input_share"]
 
@@ -87,8 +87,9 @@ def main() -> None:
             for cluster in ("one.toml", "local"):
                 free = planned(folder, cluster)
                 plan = planned(folder, cluster, "--loader", "data.py:loader")
-                runs = [trained(folder) for _ in range(RUNS)]
-                measured, predicted = sorted(runs)[RUNS // 2][0], plan["step_seconds"]
+                predicted = plan["step_seconds"]
+                runs = sorted(trained(folder, round(SECONDS / predicted)) for _ in range(RUNS))
+                measured = runs[RUNS // 2][0]
                 print(
                     f"{milliseconds:g} ms a sample, {plan['label']} (without the loader {free['label']}, "
                     f"{free['step_seconds'] * 1e3:.1f} ms): predicted {predicted * 1e3:.1f} ms, measured "
