@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.program import Kind, Program, ResourceClass
@@ -92,7 +93,9 @@ def _sharers(
         for mesh in program.meshes
     ]
     loaders = len(set[int]().union(*(there[mesh] for one in feeding for mesh in one.meshes)))
-    computing, ranks = _computing(program, timeline, np.array([len(one) for one in there]))
+    computing, ranks = _computing(
+        program, timeline, np.array([len(one) for one in there], dtype=np.int64)
+    )
     return Sharers(
         cores=cores,
         ranks=ranks,
@@ -102,7 +105,9 @@ def _sharers(
     )
 
 
-def _computing(program: Program, timeline: Timeline, ranks: np.ndarray) -> tuple[float, float]:
+def _computing(
+    program: Program, timeline: Timeline, ranks: NDArray[np.int64]
+) -> tuple[float, float]:
     """Return for how many seconds any of the ranks computes, and how many of them do meanwhile, in the mean."""
     some = program.resource_class[program.resource] == ResourceClass.COMPUTE
     some &= ranks[program.group] > 0
