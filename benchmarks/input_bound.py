@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
     def __len__(self):
-        return 2048
+        return 100_000  # no epoch ends, whose workers start anew
 
     def __getitem__(self, index):
         time.sleep(SECONDS)

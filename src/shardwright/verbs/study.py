@@ -293,12 +293,8 @@ def _with_known(given: CostTable, machine: Cluster, request: Request) -> CostTab
 def _entry(question: Question, solver: _Solver) -> Entry | None:
     """Return what is to be tried on this machine; None where nothing is, as with a loader, which trials leave out."""
     request, model = question.request, question.model
-    searches = (
-        not request.loader
-        and request.method == "exact"
-        and request.mode == "min-time"
-        and not solver.wanted
-    )
+    wanted = request.loader, request.method, request.mode
+    searches = wanted == ("", "exact", "min-time") and not solver.wanted
     if not question.is_local or not searches or request.measure == "never":
         return None
     if question.cluster.num_devices < 2 or not isinstance(model, str):

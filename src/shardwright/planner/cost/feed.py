@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -73,7 +72,7 @@ def input_costs(
             _seconds(batch, cluster.input_rate),
             _seconds(max(read.values()), cluster.rank_input_rate) + cluster.rank_batch_seconds,
         )
-        handing = len(read) * cluster.rank_batch_seconds / (cluster.host_cores or math.inf)
+        handing = _seconds(len(read) * cluster.rank_batch_seconds, cluster.host_cores)
         prepared = _seconds(sum(read.values()), cluster.host_input_rate) + handing
         given = (
             (Kind.FETCH, cluster.host_fetch_rate, _seconds(sum(read.values()), cluster.host_fetch_rate)),

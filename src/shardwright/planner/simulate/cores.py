@@ -87,15 +87,10 @@ def _sharers(
     """Return who wants the cores of a host, by its place among all."""
     given, cores = input_seconds(feeding), cluster.host_cores
     prepared = sum(one.seconds for one in feeding if one.kind == Kind.PREPARE)
-    hosts = sorted({one.host for one in cluster.devices})
-    there = [
-        {device for device in mesh.devices if cluster.devices[device].host == hosts[host]}
-        for mesh in program.meshes
-    ]
+    there = _devices(program, cluster, host)
     loaders = len(set[int]().union(*(there[mesh] for one in feeding for mesh in one.meshes)))
-    computing, ranks = _computing(
-        program, timeline, np.array([len(one) for one in there], dtype=np.int64)
-    )
+    counts = np.array([len(one) for one in there], dtype=np.int64)
+    computing, ranks = _computing(program, timeline, counts)
     return Sharers(
         cores=cores,
         ranks=ranks,
@@ -103,6 +98,15 @@ def _sharers(
         loaders=loaders,
         busy=prepared * cores / (given * loaders) if given and loaders else 0.0,
     )
+
+
+def _devices(program: Program, cluster: Cluster, host: int) -> list[set[int]]:
+    """Return the devices of each mesh that lie on a host."""
+    number = sorted({one.host for one in cluster.devices})[host]
+    return [
+        {device for device in mesh.devices if cluster.devices[device].host == number}
+        for mesh in program.meshes
+    ]
 
 
 def _computing(
