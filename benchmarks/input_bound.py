@@ -1,8 +1,9 @@
 """Predicted against measured steps where a loader is slow: ``python benchmarks/input_bound.py [milliseconds ...]``.
 
 A data set that sleeps so long for each sample (storage that is waited for) is read by a DataLoader with one worker. A
-plan is made for it on one and on two ranks (``plan --loader``) and trained (``run --loader``).
-A step's measured seconds are the median of computing with the mean of waiting; predictions are of rates measured once.
+plan is made for it (``plan --loader``) for one rank, as described, and for this machine, as measured, where one without the loader is made, too; both
+are trained (``run --loader``), three times for some seconds each. A step's measured seconds are the median of computing with the mean of waiting, and of the runs the
+median; predictions are of rates measured once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-BATCH, STEPS = 16, 30
+BATCH, RUNS, SECONDS = 16, 3, 4.0  # seconds of a run: a machine may be slow for some
 NET = """
 import torch
 from torch import nn
@@ -42,7 +43,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
     def __len__(self):
-        return 2048
+        return 100_000  # no epoch ends, whose workers start anew
 
     def __getitem__(self, index):
         time.sleep(SECONDS)
@@ -61,6 +62,20 @@ def asked(folder: Path, *words: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def planned(folder: Path, cluster: str, *more: str) -> dict[str, Any]:
+    """Return the plan that is chosen for a cluster."""
+    words = ("plan", "net.py:build", "-c", cluster, "-b", str(BATCH), "-o", "plan.json", *more)
+    found = asked(folder, *words)
+    return found["plans"][found["chosen"]]
+
+
+def trained(folder: Path, steps: int) -> tuple[float, float]:
+    """Return a step's seconds, and which share of them waited."""
+    words = ("run", "plan.json", "net.py:build", "--loader", "data.py:loader", "-n", str(steps))
+    run = asked(folder, *words)
+    return run["step_seconds"] + run["input_seconds"], run["input_share"]
+
+
 def main() -> None:
     for milliseconds in map(float, sys.argv[1:] or ["1", "4"]):
         with tempfile.TemporaryDirectory() as name:
@@ -68,25 +83,20 @@ def main() -> None:
             (folder / "net.py").write_text(NET)
             (folder / "data.py").write_text(DATA.replace("SECONDS", str(milliseconds / 1000)))
             two = (ROOT / "examples/two_cores.toml").read_text()
-            for ranks in (1, 2):
-                (folder / "cluster.toml").write_text(
-                    two.replace("devices = 2", f"devices = {ranks}")
-                )
-                planned = asked(
-                    folder, "plan", "net.py:build", "-c", "cluster.toml", "-b", str(BATCH),
-                    "--measure", "never", "--loader", "data.py:loader",
-                )  # fmt: skip
-                plan = planned["plans"][planned["chosen"]]
-                run = asked(
-                    folder, "run", "plan.json", "net.py:build", "--loader", "data.py:loader",
-                    "-n", str(STEPS),
-                )  # fmt: skip
-                measured = run["step_seconds"] + run["input_seconds"]
+            (folder / "one.toml").write_text(two.replace("devices = 2", "devices = 1"))
+            for cluster in ("one.toml", "local"):
+                free = planned(folder, cluster)
+                plan = planned(folder, cluster, "--loader", "data.py:loader")
                 predicted = plan["step_seconds"]
+                runs = sorted(trained(folder, round(SECONDS / predicted)) for _ in range(RUNS))
+                measured = runs[RUNS // 2][0]
                 print(
-                    f"{milliseconds:g} ms a sample, {ranks} ranks, {plan['label']}: predicted "
-                    f"{predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms "
-                    f"({predicted / measured - 1:+.1%}), waited {run['input_share']:.0%}",
+                    f"{milliseconds:g} ms a sample, {plan['label']} (without the loader {free['label']}, "
+                    f"{free['step_seconds'] * 1e3:.1f} ms): predicted {predicted * 1e3:.1f} ms, measured "
+                    f"{measured * 1e3:.1f} ms ({predicted / measured - 1:+.1%}), of "
+                    + ", ".join(
+                        f"{seconds * 1e3:.1f} (waited {share:.0%})" for seconds, share in runs
+                    ),
                     flush=True,
                 )
 

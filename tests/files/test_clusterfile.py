@@ -174,6 +174,7 @@ def test_a_measured_cluster_with_odd_names_and_numbers_reads_back_equal():
         host_input_rate=500 / 7,
         host_fetch_rate=700 / 7,
         rank_batch_seconds=1e-3 / 7,
+        host_cores=2 / 7,
         copy_bandwidth=1e10 / 7,
     )
     assert read_cluster(write_cluster(cluster)) == cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import time
 import pytest
 
 from shardwright.verbs.neighbours import Neighbours
+from shardwright.verbs.stalls import analyse
 
 SPIN = "import time\nwhile time.process_time() < .5: pass"
 
@@ -41,3 +43,18 @@ def test_a_busy_neighbour_is_told_with_what_to_do() -> None:
         for one in busy:
             one.kill()
             one.wait()
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what its processors do")
+def test_an_analysis_of_stalls_says_what_others_took_meanwhile() -> None:
+    """Somebody who is nobody's child any more keeps a core busy."""
+    spin = f"exec {sys.executable} -c 'while True: pass'"
+    started = subprocess.run(
+        ["sh", "-c", f"({spin}) >&- 2>&- & echo $!"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    try:
+        found = analyse([[1.0]] * 40, lambda batch: time.sleep(0.005), batches=12)
+    finally:
+        os.kill(int(started.stdout), signal.SIGKILL)
+    assert "other programs took" in found.notes[-1]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -86,6 +87,7 @@ def test_what_workers_take_to_hand_over_is_part_of_what_a_plan_is_made_for(tmp_p
     found = with_loader(one, f"{tmp_path}/data.py:handed", 2, Watch())
     for samples in (1, 2):
         assert samples / found.rank_input_rate + found.rank_batch_seconds >= samples * 0.010
+    assert found.host_cores == len(os.sched_getaffinity(0))  # ranks compute on them, too
     # Who cannot be told to read some samples only reads all of them on every rank.
     found = with_loader(one, f"{tmp_path}/data.py:slowly", 2, Watch())
     assert (found.rank_input_rate, found.host_input_rate) == (0.0, 0.0)

@@ -12,7 +12,7 @@ from shardwright.core.costs import Record
 from shardwright.core.graph import OperatorGraph
 from shardwright.errors import NoPlan, StoreError
 from shardwright.store import Store
-from shardwright.verbs import measure
+from shardwright.verbs import measure, stalls, trials
 from shardwright.verbs.narrate import plain_strategies, shards, tell
 from tests.zoo import mlp
 
@@ -118,3 +118,47 @@ def test_once_the_seconds_are_over_nothing_is_measured_and_the_best_so_far_is_th
     assert study.num_measured == 0
     assert study.frontier.best.predicted.step_seconds > 0
     assert study.is_complete == (method == "mcmc")  # chains end with their time
+
+
+def test_a_study_of_this_machine_knows_a_loader_and_tries_no_plan_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole batches after 5 ms each, which no step beneath them changes."""
+    (tmp_path / "net.py").write_text(LOADED)
+    loader, model = f"{tmp_path}/net.py:loader", f"{tmp_path}/net.py:build"
+    note_all(api.capture(model, global_batch=8, precision="float32").graph, 1e-6)
+    monkeypatch.setattr(trials, "run_trial", refuse)
+    monkeypatch.setattr(stalls, "LOADER_SECONDS", 0.2)
+    best = api.study(model, "local", api.Request(loader=loader, global_batch=8)).frontier.best
+    assert best.objective.step_seconds >= 0.005
+    assert "input binds" in best.notes[-1]
+
+
+def refuse(*given: object, **more: object) -> None:
+    raise AssertionError("a trial has no loader")
+
+
+LOADED = """
+import time
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.down(x), y)
+
+def build():
+    return Net()
+
+def example_batch(batch_size=8):
+    return {"x": torch.randn(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
+
+def loader():
+    for _ in range(10):
+        time.sleep(0.005)
+        yield example_batch()
+"""

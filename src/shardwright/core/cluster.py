@@ -94,7 +94,8 @@ class Cluster:
     are given by their loaders, all at once; ``rank_input_rate`` and ``host_input_rate``: samples per second that one
     rank's loader gives, and those of all ranks of a host together, where each rank reads only the samples that it
     needs; ``rank_batch_seconds``: what its loader takes for a batch besides, however few its samples are; ``host_fetch_rate``: samples per second that a host's storage gives to all of them; ``copy_bandwidth``: bytes/s from a host's memory to those of its
-    devices together; 0 where input is never waited for. ``notes`` are sentences about what was assumed.
+    devices together; 0 where input is never waited for. ``host_cores``: on how many cores the devices of a host compute
+    and its loaders prepare at once; 0 where devices compute elsewhere. ``notes`` are sentences about what was assumed.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Cluster:
     host_input_rate: float = 0.0
     host_fetch_rate: float = 0.0
     rank_batch_seconds: float = 0.0
+    host_cores: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -122,6 +124,10 @@ class Cluster:
             )
         if not all(0 <= rate < math.inf for rate in self.input_rates):
             raise ValueError("rates and seconds of input are finite and 0 or more")
+        if not 0 <= self.host_cores < math.inf:
+            raise ValueError(
+                f"a host has a finite number of cores, 0 or more, not {self.host_cores}"
+            )
         self._check_tree()
 
     def _check_tree(self) -> None:

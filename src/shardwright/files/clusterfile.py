@@ -134,6 +134,7 @@ class _Builder:
             host_input_rate=self.table.host_input_rate,
             host_fetch_rate=self.table.host_fetch_rate,
             rank_batch_seconds=self.table.rank_batch_time,
+            host_cores=self.table.host_cores,
             copy_bandwidth=self.table.copy_bandwidth or 0.0,
             notes=(*self.table.notes, *dict.fromkeys(self.notes)),
         )
@@ -337,7 +338,8 @@ def write_cluster(cluster: Cluster) -> str:
         lines.append(f"overlap_slowdown = {float(cluster.overlap_slowdown)!r}")
     if cluster.software != "eager":
         lines.append(f"software = {_text(cluster.software)}")
-    for name in ("input_rate", "rank_input_rate", "host_input_rate", "host_fetch_rate"):
+    rates = ("input_rate", "rank_input_rate", "host_input_rate", "host_fetch_rate", "host_cores")
+    for name in rates:
         if rate := getattr(cluster, name):
             lines.append(f"{name} = {float(rate)!r}")
     if cluster.rank_batch_seconds:

@@ -118,6 +118,7 @@ class ClusterTable(_Table):
     host_input_rate: Rate = 0.0
     host_fetch_rate: Rate = 0.0
     rank_batch_time: Latency = 0.0
+    host_cores: Rate = 0.0
     copy_bandwidth: Bandwidth | None = None
     notes: tuple[str, ...] = Field(default=(), strict=False)
     kind: dict[str, KindTable] = {}

@@ -16,11 +16,13 @@ name = "my-cluster"
 # What a training loop is given: samples of the global batch per second, by the loaders of a host's ranks
 # all at once; and bytes from the host's memory to its devices together. Without them input costs nothing.
 # Where each rank reads only its samples (a data set with indices): what one rank's loader gives, what it takes for a
-# batch besides, what all cores of a host prepare, and what its storage gives.
+# batch besides, what all cores of a host prepare, and what its storage gives. host_cores: how many these are where the
+# devices are CPUs and compute on them, too.
 # input_rate = 2000
 # rank_input_rate = 500
 # rank_batch_time = "2 ms"
 # host_input_rate = 1500
+# host_cores = 16
 # host_fetch_rate = 4000
 # copy_bandwidth = "25 GB/s"
 

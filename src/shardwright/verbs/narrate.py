@@ -23,7 +23,7 @@ from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.lower import lower
 from shardwright.planner.search import PLAIN_MICROBATCHES, surroundings
-from shardwright.planner.simulate import simulate_on, with_input
+from shardwright.planner.simulate import on_shared_cores, simulate_on, with_input
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.seeds import data_dims
@@ -44,6 +44,7 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
     )
     fixed = table.overhead_map.get("process_bytes", 0.0)
     feeding = input_costs(program, graph, find_samples(graph), cluster)
+    timeline, feeding = on_shared_cores(program, timeline, feeding, cluster)
     timeline = with_input(program, timeline, feeding)
     return PlanStory(
         plan=plan,

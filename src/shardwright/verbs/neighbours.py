@@ -27,10 +27,15 @@ class Neighbours:
         """Processor seconds that others took since then."""
         return max(0.0, _others() - self._before)
 
+    def share(self, living: float = 0.0) -> float:
+        """Return which part of the processors they had; ``living``: seconds of children that have not ended."""
+        passed = len(_allowed()) * max(time.monotonic() - self._begin, 1e-9)
+        return max(0.0, self.seconds - living) / passed
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What a planner should know of it; nothing where they took little."""
-        share = self.seconds / (len(_allowed()) * max(time.monotonic() - self._begin, 1e-9))
+        share = self.share()
         if share <= USUAL:
             return ()
         told = (

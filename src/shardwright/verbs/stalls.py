@@ -13,6 +13,7 @@ from typing import Any
 from shardwright.core.cluster import Cluster
 from shardwright.core.stalls import LEAST_BATCHES, Stalls
 from shardwright.errors import InputError, ShardwrightError
+from shardwright.verbs.neighbours import USUAL, Neighbours
 from shardwright.verbs.request import Watch
 
 SECONDS = 60.0
@@ -38,7 +39,7 @@ def analyse(
     With ``torch.distributed`` it is a collective call, and every time is that of the slowest rank. Raises InputError where
     there is nothing to measure.
     """
-    from shardwright.runtime.stalls import Analysis
+    from shardwright.runtime.stalls import Analysis, living
 
     files = _there(data)
     if not seconds > 0:
@@ -47,8 +48,16 @@ def analyse(
         raise InputError(
             f"a rate needs {LEAST_BATCHES} batches or more in each phase, at most {MOST_BATCHES:,}, not {batches}"
         )
-    watch = watch or Watch()
-    return Analysis(loader, step, files, watch.tell).run(seconds, batches)
+    watch, neighbours, before = watch or Watch(), Neighbours(), living()
+    found = Analysis(loader, step, files, watch.tell).run(seconds, batches)
+    share = neighbours.share(living() - before)
+    if share <= USUAL or found.ranks > 1:  # of several ranks each is the others' neighbour
+        return found
+    told = (
+        f"other programs took {share:.0%} of this machine's processors meanwhile, so that steps and stalls may be "
+        "found too long; end what else runs"
+    )
+    return replace(found, notes=(*found.notes, told))
 
 
 def _there(data: Iterable[str | Path]) -> list[str]:
@@ -117,8 +126,8 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
 
     A rank's rate is that of the loader as it is, its workers' handing over included: the slope between whole batches
     and the part of one that a rank reads where all share it, and what a batch of no samples would take besides. That
-    of a host is of its preparation on all of this machine's cores. Of a loader that every rank reads whole, there is
-    only the rate of whole batches.
+    of a host is of its preparation on all of this machine's cores, on which CPU devices compute, too. Of a loader that
+    every rank reads whole, there is only the rate of whole batches.
     """
     if not loader:
         return cluster
@@ -156,6 +165,7 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
         rank_input_rate=rate,
         rank_batch_seconds=batch_seconds,
         host_input_rate=_finite(host),
+        host_cores=float(cores) if cluster.has_cpus else 0.0,
     )
 
 

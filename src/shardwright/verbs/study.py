@@ -80,14 +80,14 @@ def study(
     watch.tell("capturing the model", 0.0)
     captured = captured_for(model, request, batch)
     graph = captured.graph
-    size = batch_size(graph, find_samples(graph))
-    machine = with_loader(machine, request.loader, size, watch)
     measures, neighbours = is_local and request.measure != "never", Neighbours()
     num_links, share = 0, 1.0
     if measures:
         (machine, num_links), share = _with_links(machine, watch), 0.5
     else:
         given = _with_known(given, machine, request)
+    size = batch_size(graph, find_samples(graph))
+    machine = with_loader(machine, request.loader, size, watch)
     solver = _Solver(graph, machine, request, limits, watch, wanted)
     solver.share = share
     question = Question(
@@ -291,9 +291,10 @@ def _with_known(given: CostTable, machine: Cluster, request: Request) -> CostTab
 
 
 def _entry(question: Question, solver: _Solver) -> Entry | None:
-    """Return what is to be tried on this machine; None where nothing is."""
+    """Return what is to be tried on this machine; None where nothing is, as with a loader, which trials leave out."""
     request, model = question.request, question.model
-    searches = request.method == "exact" and request.mode == "min-time" and not solver.wanted
+    wanted = request.loader, request.method, request.mode
+    searches = wanted == ("", "exact", "min-time") and not solver.wanted
     if not question.is_local or not searches or request.measure == "never":
         return None
     if question.cluster.num_devices < 2 or not isinstance(model, str):

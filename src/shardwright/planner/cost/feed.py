@@ -54,7 +54,8 @@ def input_costs(
     """Return the instructions that feed a step, host by host in the order in which a batch goes through them; none
     where the cluster has no rates of input.
 
-    Devices of one host share its storage, its cores and its bus; loaders are each rank's own.
+    Devices of one host share its storage, its cores and its bus; loaders are each rank's own. What a loader takes for
+    a batch besides its samples is work, too, of cores that are counted.
     """
     if not any(cluster.input_rates):
         return ()
@@ -71,9 +72,11 @@ def input_costs(
             _seconds(batch, cluster.input_rate),
             _seconds(max(read.values()), cluster.rank_input_rate) + cluster.rank_batch_seconds,
         )
+        handing = _seconds(len(read) * cluster.rank_batch_seconds, cluster.host_cores)
+        prepared = _seconds(sum(read.values()), cluster.host_input_rate) + handing
         given = (
             (Kind.FETCH, cluster.host_fetch_rate, _seconds(sum(read.values()), cluster.host_fetch_rate)),
-            (Kind.PREPARE, cluster.host_input_rate, _seconds(sum(read.values()), cluster.host_input_rate)),
+            (Kind.PREPARE, prepared, prepared),
             (Kind.DRAW, drawn, drawn),
             (Kind.COPY, True, _seconds(passing, cluster.copy_bandwidth)),
         )  # fmt: skip

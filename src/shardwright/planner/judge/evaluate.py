@@ -27,7 +27,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
 from shardwright.planner.schedule.merge import Buckets, Cost, Sizes, merge_gradients
-from shardwright.planner.simulate import period, simulate_on, with_input
+from shardwright.planner.simulate import on_shared_cores, period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
 # Merging is for what starting messages comes to, as a share of a step.
@@ -219,6 +219,7 @@ def evaluate_program(
     """Simulate a strategy that is lowered and priced."""
     timeline = simulate_on(context.cluster, context.table, program, prices.seconds)
     feeding = input_costs(program, context.graph, context.facts.samples, context.cluster)
+    timeline, feeding = on_shared_cores(program, timeline, feeding, context.cluster)
     timeline = with_input(program, timeline, feeding)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)
     peaks = tuple(peak + fixed for peak in timeline.peak_bytes)

@@ -1,5 +1,6 @@
 """Stalls: where a training step waits for its input."""
 
+from shardwright.runtime.stalls.account import living
 from shardwright.runtime.stalls.measure import Analysis
 
-__all__ = ["Analysis"]
+__all__ = ["Analysis", "living"]

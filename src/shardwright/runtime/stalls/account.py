@@ -35,7 +35,12 @@ def accounting() -> Iterator[Account]:
 
 def _work() -> float:
     """Return the seconds of processors that this process and its living descendants have used."""
-    return time.process_time() + sum(map(_used, _descendants(os.getpid())))
+    return time.process_time() + living()
+
+
+def living() -> float:
+    """Return the seconds of processors that living descendants of this process have used."""
+    return sum(map(_used, _descendants(os.getpid())))
 
 
 def _descendants(process: int) -> Iterator[int]:

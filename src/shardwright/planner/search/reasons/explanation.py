@@ -11,6 +11,7 @@ from shardwright.core.explanation import Decision, Reasons, ShadowPrice
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
+from shardwright.planner.cost import price
 from shardwright.planner.cost.feed import input_costs, input_words
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
@@ -21,6 +22,7 @@ from shardwright.planner.search.reasons.neighbours import Rivalry
 from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
 from shardwright.planner.search.reasons.shadow import hardware_prices
 from shardwright.planner.search.steering import CANDIDATES
+from shardwright.planner.simulate import on_shared_cores, simulate_on
 
 
 def _nothing(text: str, fraction: float) -> None:
@@ -58,6 +60,11 @@ def explain(
     program = lower(graph, plan.strategy, context.facts.samples)
     prices += hardware_prices(program, graph, cluster, table)
     feeding = input_costs(program, graph, context.facts.samples, cluster)
+    if feeding:
+        timeline = simulate_on(
+            cluster, table, program, price(program, graph, cluster, table).seconds
+        )
+        _, feeding = on_shared_cores(program, timeline, feeding, cluster)
     words = input_words(cluster, feeding, plan.predicted.step_seconds, plan.strategy.devices)
     notes += [words] if words else []
     return Reasons(
