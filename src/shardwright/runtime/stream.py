@@ -23,6 +23,7 @@ from torch import Tensor
 from shardwright.errors import InputError, RunError, ShardwrightError
 from shardwright.runtime import inputs
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.loaders import complaint, expect_deaths
 from shardwright.runtime.randomness import TURN
 from shardwright.runtime.reading import Batches, Reader, Samples, Walk
 from shardwright.runtime.standing import Place
@@ -144,6 +145,7 @@ class Feed:
         if loader is None:
             raise RuntimeError("a feed can be entered once")
         self._iterator = iter(loader)
+        expect_deaths()
         if self._ahead:
             self._thread = threading.Thread(target=self._run, name="input", daemon=True)
             self._thread.start()
@@ -233,12 +235,8 @@ class Feed:
             return error
         if not isinstance(error, Exception):
             return error
-        found = RunError(
-            f"a loader must go on to its end, but rank {self._rank}'s raised "
-            f"{type(error).__name__} at {where}: {error}; all batches before it were trained on",
-            rank=self._rank,
-            instruction="input",
-        )
+        words = complaint(error, self._rank, where)
+        found = RunError(words, rank=self._rank, instruction="input")
         found.__cause__ = error
         return found
 

@@ -152,10 +152,6 @@ def find_cluster(
     if isinstance(cluster, Cluster):
         return cluster, False
     if not is_here(cluster):
-        if not isinstance(cluster, str | Path):
-            raise InputError(
-                f"a cluster is text such as '8x8xH100' or 'cluster.toml', or a Cluster, not {cluster!r:.40}; name one"
-            )
         return clusterfile.parse_cluster(str(cluster)), False
     from shardwright.verbs.measure import local_cluster
 
