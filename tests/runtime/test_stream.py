@@ -198,9 +198,13 @@ def test_a_worker_that_dies_or_raises_is_one_line_at_its_batch_wherever_the_step
 ) -> None:
     executor = made()
     loader = DataLoader(Ending(how), batch_size=8, num_workers=workers, timeout=workers)
-    with pytest.raises(RunError, match=says) as caught:
-        for step in executor.train(loader):
+
+    def steps() -> None:
+        for _ in executor.train(loader):
             time.sleep(0.1 * workers)  # the worker dies meanwhile
+
+    with pytest.raises(RunError, match=says) as caught:
+        steps()
     assert "\n" not in str(caught.value)
     assert executor.steps == 2
 

@@ -67,7 +67,7 @@ def capture(
             _say_if_resized(error, source, example, seq)
             if error.place or not source.place:
                 raise
-            raise CaptureError(str(error), place=source.place) from error
+            raise type(error)(str(error), place=source.place) from error
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
     return capture_module(
