@@ -209,6 +209,20 @@ def test_a_worker_that_dies_or_raises_is_one_line_at_its_batch_wherever_the_step
     assert executor.steps == 2
 
 
+class Unopened(list[Batch]):
+    """A loader that has nothing to iterate."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        raise OSError("no such folder")
+
+
+def test_a_loader_that_cannot_be_begun_says_so_at_its_first_batch() -> None:
+    with pytest.raises(
+        RunError, match=r"raised OSError at batch 0 .*: no such folder, at test_stream"
+    ):
+        streamed(Unopened(), made())
+
+
 def test_a_batch_that_does_not_fit_is_refused_as_step_refuses_it() -> None:
     for wrong in ({"y": torch.zeros(8, 4)}, {"x": torch.zeros(8, 5)}):
         with pytest.raises(InputError) as expected:

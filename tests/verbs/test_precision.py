@@ -63,9 +63,7 @@ def test_what_has_no_kernels_for_16_bits_is_planned_in_float32_or_refused(
     study = api.study(Around(part), "1x1xA100", batch=batch)
     assert study.frontier.best.strategy.precision == "float32"
     assert any(note.startswith("planned in float32, not in bfloat16") for note in study.notes)
-    says = (
-        r"has none for a part: .*; plan in float32 \(--precision float32\).*test_precision.py:\d"
-    )
+    says = r"has none for a part: .*; plan in float32 \(--precision float32\).*test_precision.py:\d"
     with pytest.raises(PrecisionError, match=says):
         shardwright.plan(Around(part), "1x1xA100", batch=batch, precision="bfloat16")
 

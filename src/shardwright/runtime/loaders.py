@@ -18,7 +18,7 @@ from shardwright.runtime.capture.places import model_line
 from shardwright.runtime.endings import is_exhaustion
 
 _WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? (?P<pid>\d[\d, ]*)\) (?P<end>[^.]*)")
-_FRAME = re.compile(r'^  File "(?P<path>[^"]+)", line (?P<line>\d+), in ', re.MULTILINE)
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in ', re.MULTILINE)
 _SEEN: list[str] = []  # what torch said of workers that died, the last of them last
 RESUME = "all batches before it were trained on: resume from the last checkpoint"
 
@@ -50,7 +50,7 @@ def complaint(error: Exception, rank: int, where: str) -> str:
             f"a loader's workers must live to its end, but rank {rank}'s worker process {process} {end} at {where}; "
             f"{RESUME}, with fewer workers or batches fetched ahead (num_workers, prefetch_factor) where memory was short"
         )
-    kind, words, place = _raised(error)
+    kind, words, place = raised(error)
     at = f", at {place}" if place else ""
     remedy = (
         "with fewer workers, smaller samples, or more memory"
@@ -63,7 +63,7 @@ def complaint(error: Exception, rank: int, where: str) -> str:
     )
 
 
-def _raised(error: Exception) -> tuple[str, str, str]:
+def raised(error: BaseException) -> tuple[str, str, str]:
     """Return kind, words and line of what was raised, in a worker process or here."""
     kind, text = type(error).__name__, str(error)
     begin, _, trace = text.partition("\nOriginal Traceback")
@@ -72,6 +72,7 @@ def _raised(error: Exception) -> tuple[str, str, str]:
     caught = re.match(r"'?Caught (\w+)", begin)
     kind = caught[1] if caught else kind
     *_, words = re.split(rf"^[\w.]*\b{kind}(?:: |$)", trace, flags=re.MULTILINE)
-    frames = list(_FRAME.finditer(trace))
-    place = f"{Path(frames[-1]['path']).name}:{frames[-1]['line']}" if frames else ""
+    frames = _FRAME.findall(trace)
+    own = [one for one in frames if "-packages" not in one[0]] or frames
+    place = ":".join((Path(own[-1][0]).name, own[-1][1])) if own else ""
     return kind, " ".join(words.split()) or "no reason given", place

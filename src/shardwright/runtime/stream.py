@@ -144,7 +144,11 @@ class Feed:
         loader, self._loader = self._loader, None
         if loader is None:
             raise RuntimeError("a feed can be entered once")
-        self._iterator = iter(loader)
+        try:
+            self._iterator = iter(loader)
+        except Exception as error:  # noqa: BLE001  # whatever a loader raises
+            found = self._explained(error)
+            raise found from found.__cause__
         expect_deaths()
         if self._ahead:
             self._thread = threading.Thread(target=self._run, name="input", daemon=True)

@@ -27,6 +27,7 @@ from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
 from shardwright.runtime.capture.halves import HALVES, check_halves, names_half, refuse
 from shardwright.runtime.capture.keeping import changes_in, python_numbers
+from shardwright.runtime.capture.memos import clean_memos
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.places import first_line, with_line
 from shardwright.runtime.capture.prepare import (
@@ -77,7 +78,7 @@ def capture(
     """
     dtype, mode = floating(precision), FakeTensorMode(allow_non_fake_inputs=True)
     check_kinds(module, batch)
-    with with_line(module):
+    with with_line(module), clean_memos(module):
         named = named_batch(module, batch)
         check_modules(module)
         check_hooks(module)
