@@ -52,7 +52,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     says more of it.
     """
     signature = inspect.signature(function)
-    home = vars(inspect.getmodule(inspect.unwrap(function)))
+    home = inspect.unwrap(function).__globals__
     known = {name: _words(str(one.annotation), home) for name, one in signature.parameters.items()}
 
     @functools.wraps(function)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -25,37 +25,37 @@ def clean_memos(module: nn.Module) -> Iterator[None]:
     """Let functions and classes of a model remember nothing of what runs within: ``lru_cache`` that took
     something up forgets all, and in globals, attributes of classes and their dictionaries what is there no tensors of
     a trace are left."""
-    kinds = {kind for child in module.modules() for kind in type(child).__mro__}
-    own = [kind for kind in kinds if defined_at(kind)]
-    homes = {id(home): home for kind in own for home in _homes(kind)}.values()
+    homes = _homes(module)
     before = [dict(vars(home)) for home in homes]
-    memos = {id(memo): memo for home in homes for memo in _memos(vars(home))}.values()
-    misses = [memo.cache_info().misses for memo in memos]
+    misses = [(memo, memo.cache_info().misses) for memo in _memos(homes)]
     try:
         yield
     finally:
-        for memo, count in zip(memos, misses, strict=True):
+        for memo, count in misses:
             if memo.cache_info().misses != count:
                 memo.cache_clear()
         for home, old in zip(homes, before, strict=True):
             _forget(home, old)
 
 
-def _homes(kind: type) -> list[Any]:
-    """Return where a class's functions keep what they share: the class, and the file it is in."""
-    return [kind, *([sys.modules[kind.__module__]] if kind.__module__ in sys.modules else [])]
+def _homes(module: nn.Module) -> list[Any]:
+    """Return the model's own classes and the files that they are in, where its functions keep what they share."""
+    kinds = {kind for child in module.modules() for kind in type(child).__mro__}
+    own = [kind for kind in kinds if defined_at(kind)]
+    files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
+    return [*own, *(file for file in files.values() if file is not None)]
 
 
-def _memos(held: Any) -> Iterator[_Memo[Any]]:
-    """Yield what is remembered by name, or by what a function refers to."""
-    for value in list(held.values()):
-        if isinstance(value, _Memo):
-            yield value
-        elif isinstance(value, FunctionType):
-            for cell in value.__closure__ or ():
-                with contextlib.suppress(ValueError):  # not filled yet
-                    if isinstance(cell.cell_contents, _Memo):
-                        yield cell.cell_contents
+def _memos(homes: Sequence[Any]) -> list[_Memo[Any]]:
+    """Return what remembers by name, or is what a function refers to."""
+    values = [value for home in homes for value in vars(home).values()]
+    cells = [
+        cell for one in values if isinstance(one, FunctionType) for cell in one.__closure__ or ()
+    ]
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # not filled yet
+            values.append(cell.cell_contents)
+    return list({id(one): one for one in values if isinstance(one, _Memo)}.values())
 
 
 def _forget(home: Any, old: dict[str, Any]) -> None:
