@@ -186,7 +186,11 @@ def build(
 
 
 def run(
-    plan: str | Path, job: Job, watch: Watch | None = None, *, pick: int | None = None
+    plan: Plan | Frontier | str | Path,
+    job: Job,
+    watch: Watch | None = None,
+    *,
+    pick: int | None = None,
 ) -> TrainingRun:
     """Train on this machine: one process per device of the plan, started and watched from here."""
     from shardwright.verbs.training import start
@@ -198,7 +202,11 @@ def run(
 
 
 def compare(
-    plan: str | Path, job: Job, watch: Watch | None = None, *, pick: int | None = None
+    plan: Plan | Frontier | str | Path,
+    job: Job,
+    watch: Watch | None = None,
+    *,
+    pick: int | None = None,
 ) -> Comparison:
     """Train a few steps, and lay the measured timeline beside the predicted one."""
     from dataclasses import replace

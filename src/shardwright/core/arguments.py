@@ -54,6 +54,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
     home = inspect.unwrap(function).__globals__
     known = {name: _words(str(one.annotation), home) for name, one in signature.parameters.items()}
+    for name, one in signature.parameters.items():
+        if known[name] and one.default is not one.empty:  # None stands for what may be left out
+            known[name] = [*known[name], "None"]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,7 +83,7 @@ def check_argument(
 ) -> None:
     """Raise InputError for a value that is of no kind that some word names; with no words any is."""
     if words and not fits(value, words, home):
-        said = [KINDS[word][0] if word in KINDS else word for word in words]
+        said = [KINDS[word][0] if word in KINDS else word for word in dict.fromkeys(words)]
         raise InputError(
             f"{whose} takes {' or '.join(said)} as {name}, not {value!r:.60}; pass that"
         )

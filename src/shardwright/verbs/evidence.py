@@ -50,7 +50,7 @@ def evidence(
     older files covered measured rates as well.
     """
     origin = document.origin
-    if model == "":
+    if model is None or model == "":
         model = model_of(document)
     captured = capture(
         model,

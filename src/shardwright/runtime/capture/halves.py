@@ -11,12 +11,11 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.errors import PrecisionError
 
 HALVES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_FAMILIES = (
-    "fft_", "_fft_", "linalg_", "_linalg_", "cholesky", "cholesky_", "_cholesky_", "lu_", "_lu_", "triangular_solve",
-    "inverse", "pinverse", "det", "logdet", "slogdet", "geqrf", "orgqr", "ormqr", "qr", "svd", "svd_",
-    "cdist", "_cdist", "pdist", "_pdist", "stft", "istft", "complex", "polar", "ctc_loss", "_ctc_loss",
-)  # fmt: skip
-_NAMES = tuple(name for name in _FAMILIES if not name.endswith("_"))
+_FAMILIES = ("fft_", "_fft_", "linalg_", "_linalg_", "cholesky", "_cholesky", "lu_", "_lu_", "cdist", "_cdist", "pdist", "_pdist")  # fmt: skip
+_NAMES = frozenset({
+    "triangular_solve", "inverse", "pinverse", "det", "logdet", "slogdet", "geqrf", "orgqr", "ormqr", "qr", "svd",
+    "stft", "istft", "complex", "polar", "ctc_loss", "_ctc_loss",
+})  # fmt: skip
 _MULTIPLY = frozenset(
     f"linalg_{name}"
     for name in (
@@ -37,11 +36,9 @@ def check_halves(graph: OperatorGraph, dtype: torch.dtype | None) -> None:
 
 
 def _is_without(kind: str) -> bool:
-    space, _, rest = kind.partition(".")
-    name = rest.partition(".")[0]
-    if space != "aten" or name in _MULTIPLY:
-        return False
-    return name in _NAMES or name.startswith(tuple(one for one in _FAMILIES if one.endswith("_")))
+    space, name, *_ = kind.split(".")
+    is_known = name in _NAMES or name.startswith(_FAMILIES)
+    return space == "aten" and is_known and name not in _MULTIPLY
 
 
 def names_half(error: BaseException, dtype: torch.dtype | None) -> bool:
