@@ -58,6 +58,7 @@ FILES = (
     "habits",
     "unseen",
     "current",
+    "unusual",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from inspect import isfunction, signature
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from shardwright.api import read_frontier
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, PlanMismatch, ShardwrightError
 from shardwright.files.planfile import read_plan, write_plan
+from shardwright.planner.search import Wish
 from shardwright.verbs.request import Job, Request, Watch
 from tests.files.test_planfile import make_plan
 from tests.zoo import mlp
@@ -238,12 +240,40 @@ def test_what_is_of_another_kind_is_named_before_anything_is_done(tmp_path: Path
         ("torch.nn.Module, not <class", lambda: shardwright.plan(type(module), "1x2xV100", batch=batch)),
         ("torch.nn.Module, not None", lambda: shardwright.capture(None, batch)),
         ("not a Tensor", lambda: shardwright.plan(module, "1x2xV100", batch=batch["x"])),
-        ("a cluster is text .* not 8", lambda: shardwright.plan(module, 8, batch=batch)),
+        ("takes Cluster or text or None as cluster, not 8", lambda: shardwright.plan(module, 8, batch=batch)),
         ("cannot read .*none.toml", lambda: shardwright.plan(module, there, batch=batch)),
+        ("Module or what a function makes, not 3", lambda: shardwright.build(single_device_plan(), 3, optimizer=ADAM, batch=batch)),
+        ("read_plan takes text or a path as path, not 3", lambda: shardwright.read_plan(3)),
+        ("a whole number or None as pick, not '1'", lambda: shardwright.explain(single_device_plan(), module, "1x1xV100", batch=batch, pick="1")),
+        ("verify_rules takes Sequence.* as kinds, not 3", lambda: api.verify_rules(3)),
         ("needs a function .* not adamw", lambda: shardwright.build(single_device_plan(), module, optimizer="adamw", batch=batch)),
     ):  # fmt: skip
         with pytest.raises(InputError, match=says):
             call()
+
+
+class Other:
+    """Of no kind that an argument may be."""
+
+
+def test_every_verb_names_an_argument_of_another_kind_before_it_does_anything() -> None:
+    simple = {"str", "int", "float", "bool", "Path", "None"}
+    nouns = {"Cluster", "Frontier", "Job", "Plan", "Request", "Trial", "Watch", "Wish", "OperatorGraph"}  # fmt: skip
+    asked = set[str]()
+    for verb in (getattr(shardwright, name) for name in shardwright.__all__):
+        for name, one in signature(verb).parameters.items() if isfunction(verb) else ():
+            if {*str(one.annotation).split(" | ")} <= simple | nouns:
+                asked.add(f"{verb.__name__} {name}")
+                with pytest.raises(InputError, match=rf"{name.replace('_', '.')}.* not <tests"):
+                    verb(**{name: Other()})
+    assert len(asked) > 60
+    assert {
+        "read_plan path",
+        "run pick",
+        "plan cluster",
+        "why_not wish",
+        "write_plan plans",
+    } <= asked
 
 
 @pytest.mark.parametrize(
@@ -272,6 +302,8 @@ def test_what_is_of_another_kind_is_named_before_anything_is_done(tmp_path: Path
         (lambda: Job(model="m", steps=0), "at least one step"),
         (lambda: Job(model="m", learning_rate=float("inf")), "must be finite"),
         (lambda: Job(model="m", resume=True), "--checkpoint-dir"),
+        (lambda: Job(model="m", optimizer=3), "optimizer must be one of"),
+        (lambda: Wish(tensor="8"), "Wish takes a whole number or None as tensor, not '8'"),
     ],
 )
 def test_requests_are_checked_when_they_are_made(make: object, says: str) -> None:

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
         explain,
         plan,
         profile,
+        read_plan,
         run,
         simulate,
         verify,
         why_not,
+        write_plan,
     )
     from shardwright.core.cluster import Cluster
     from shardwright.core.graph import OperatorGraph
     from shardwright.core.plan import Frontier, Plan
-    from shardwright.files.planfile import read_plan, write_plan
     from shardwright.planner.search import Wish
     from shardwright.verbs.request import Job, Request, Trial
 
@@ -53,12 +54,12 @@ _HOMES = {
     "explain": "shardwright.api",
     "plan": "shardwright.api",
     "profile": "shardwright.api",
-    "read_plan": "shardwright.files.planfile",
+    "read_plan": "shardwright.api",
     "run": "shardwright.api",
     "simulate": "shardwright.api",
     "verify": "shardwright.api",
     "why_not": "shardwright.api",
-    "write_plan": "shardwright.files.planfile",
+    "write_plan": "shardwright.api",
 }
 
 __all__ = [

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import isfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwright.core.arguments import checked
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
@@ -18,6 +20,7 @@ from shardwright.errors import InputError
 from shardwright.files import clusterfile
 from shardwright.files.planfile import (
     Origin,
+    read_plan,
     read_plan_file,
     write_atomically,
     write_graph,
@@ -81,8 +84,8 @@ __all__ = [
     "advise_servers", "advise_settings", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
     "init", "iopddl", "is_of_profile", "plan", "plan_profile", "predict_trace", "profile", "read_frontier",
-    "read_origin", "reasons", "report", "run", "save_advice", "save_choice", "save_graph", "save_layers", "save_plan", "save_stalls", "save_trace",
-    "simulate", "stalls", "study", "tune", "validate", "verify", "verify_rules", "why_not",
+    "read_origin", "read_plan", "reasons", "report", "run", "save_advice", "save_choice", "save_graph", "save_layers", "save_plan", "save_stalls", "save_trace",
+    "simulate", "stalls", "study", "tune", "validate", "verify", "verify_rules", "why_not", "write_plan",
 ]  # fmt: skip
 
 
@@ -183,7 +186,11 @@ def build(
 
 
 def run(
-    plan: str | Path, job: Job, watch: Watch | None = None, *, pick: int | None = None
+    plan: Plan | Frontier | str | Path,
+    job: Job,
+    watch: Watch | None = None,
+    *,
+    pick: int | None = None,
 ) -> TrainingRun:
     """Train on this machine: one process per device of the plan, started and watched from here."""
     from shardwright.verbs.training import start
@@ -195,7 +202,11 @@ def run(
 
 
 def compare(
-    plan: str | Path, job: Job, watch: Watch | None = None, *, pick: int | None = None
+    plan: Plan | Frontier | str | Path,
+    job: Job,
+    watch: Watch | None = None,
+    *,
+    pick: int | None = None,
 ) -> Comparison:
     """Train a few steps, and lay the measured timeline beside the predicted one."""
     from dataclasses import replace
@@ -321,3 +332,9 @@ def save_plan(study: Study, path: str | Path) -> Path:
 def save_graph(graph: OperatorGraph, path: str | Path) -> Path | None:
     """Write a graph; an empty path writes nothing."""
     return write_graph(path, graph) if path else None
+
+
+# Whoever calls a verb, from wherever it is imported here, hears of a wrong argument by its name.
+globals().update(
+    {name: checked(globals()[name]) for name in __all__ if isfunction(globals()[name])}
+)

@@ -54,6 +54,10 @@ class CaptureError(InputError):
         self.place = place
 
 
+class PrecisionError(CaptureError):
+    """A part of the model has no kernels for the precision it is asked in."""
+
+
 class PlanMismatch(InputError):
     """This plan is not for this model, cluster or version."""
 

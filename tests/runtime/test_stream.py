@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from shardwright.core.program import Program
 from shardwright.errors import InputError, RunError
@@ -160,6 +160,67 @@ def test_what_the_loader_raises_comes_with_the_number_of_the_batch_after_the_ste
     assert isinstance(caught.value.__cause__, OSError)
     assert executor.steps == 2
     assert streamed(drawn(1), executor)  # which goes on
+
+
+class Ending(Dataset[Batch]):
+    """Rows of zeros, but for the twentieth."""
+
+    def __init__(self, how: Callable[[], None]) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> Batch:
+        if index == 20:
+            self.how()
+        return {"x": torch.zeros(4, dtype=torch.float64)}
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def broken() -> None:
+    raise ValueError("row 20\nis broken")
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "says"),
+    [
+        (killed, 1, r"rank 0's worker process \d+ .* at batch 2 .*: resume from the last checkpoint"),
+        (broken, 1, r"rank 0's raised ValueError at batch 2 .*: row 20 is broken, at test_stream.py:\d+; .*: resume"),
+        (broken, 0, r"rank 0's raised ValueError at batch 2 .*: row 20 is broken, at test_stream.py:\d+; .*: resume"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_dies_or_raises_is_one_line_at_its_batch_wherever_the_step_is(
+    how: Callable[[], None], workers: int, says: str
+) -> None:
+    executor = made()
+    loader = DataLoader(Ending(how), batch_size=8, num_workers=workers, timeout=workers)
+
+    def steps() -> None:
+        for _ in executor.train(loader):
+            time.sleep(0.1 * workers)  # the worker dies meanwhile
+
+    with pytest.raises(RunError, match=says) as caught:
+        steps()
+    assert "\n" not in str(caught.value)
+    assert executor.steps == 2
+
+
+class Unopened(list[Batch]):
+    """A loader that has nothing to iterate."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        raise OSError("no such folder")
+
+
+def test_a_loader_that_cannot_be_begun_says_so_at_its_first_batch() -> None:
+    with pytest.raises(
+        RunError, match=r"raised OSError at batch 0 .*: no such folder, at test_stream"
+    ):
+        streamed(Unopened(), made())
 
 
 def test_a_batch_that_does_not_fit_is_refused_as_step_refuses_it() -> None:

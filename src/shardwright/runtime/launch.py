@@ -45,7 +45,7 @@ from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import claim_multiprocessing, scratch
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
-from shardwright.runtime.stopped import Patience, Stops, end
+from shardwright.runtime.stopped import Patience, Stops, children, end
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 STOP_FILE = "stop"  # in the launcher's folder, once it was interrupted
@@ -281,6 +281,10 @@ def _rank_main(
         _leave(directory / f"{rank}.failure", failure)
         sys.stdout.flush()
         sys.stderr.flush()
+        for (
+            child
+        ) in multiprocessing.active_children():  # workers of a loader, which look for us seldom
+            child.kill()
         os._exit(1)  # not a clean exit: a peer that is gone would make the backend wait
 
 
@@ -424,8 +428,11 @@ def _end(processes: Sequence[BaseProcess], patience: Patience) -> None:
     takes SIGTERM for the wish to save. How they ended is told by what they were started from, or by
     its end."""
     for process in processes:
-        if process.exitcode is None:
+        if process.exitcode is None and process.pid is not None:
+            theirs = children(process.pid)
             process.kill()
+            for one in theirs:  # workers of a loader, which look for their rank seldom
+                end(one)
     patience.give_up()
     for process in processes:
         process.join()

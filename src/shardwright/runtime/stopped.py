@@ -41,8 +41,13 @@ def _state(process: int) -> tuple[str, int]:
 def stopped_neighbours() -> tuple[int, ...]:
     """Return the processes of this one's parent that are stopped."""
     parent = os.getppid()
+    return tuple(number for number in children(parent) if is_stopped(number, parent))
+
+
+def children(process: int) -> tuple[int, ...]:
+    """Return the processes that a process has started."""
     numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return tuple(number for number in numbers if is_stopped(number, parent))
+    return tuple(number for number in numbers if _state(number)[1] == process)
 
 
 class Stopped(Exception):

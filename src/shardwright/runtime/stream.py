@@ -23,6 +23,7 @@ from torch import Tensor
 from shardwright.errors import InputError, RunError, ShardwrightError
 from shardwright.runtime import inputs
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.loaders import complaint, expect_deaths
 from shardwright.runtime.randomness import TURN
 from shardwright.runtime.reading import Batches, Reader, Samples, Walk
 from shardwright.runtime.standing import Place
@@ -143,7 +144,12 @@ class Feed:
         loader, self._loader = self._loader, None
         if loader is None:
             raise RuntimeError("a feed can be entered once")
-        self._iterator = iter(loader)
+        try:
+            self._iterator = iter(loader)
+        except Exception as error:  # noqa: BLE001  # whatever a loader raises
+            found = self._explained(error)
+            raise found from found.__cause__
+        expect_deaths()
         if self._ahead:
             self._thread = threading.Thread(target=self._run, name="input", daemon=True)
             self._thread.start()
@@ -233,12 +239,8 @@ class Feed:
             return error
         if not isinstance(error, Exception):
             return error
-        found = RunError(
-            f"a loader must go on to its end, but rank {self._rank}'s raised "
-            f"{type(error).__name__} at {where}: {error}; all batches before it were trained on",
-            rank=self._rank,
-            instruction="input",
-        )
+        words = complaint(error, self._rank, where)
+        found = RunError(words, rank=self._rank, instruction="input")
         found.__cause__ = error
         return found
 

@@ -50,7 +50,8 @@ def evidence(
     older files covered measured rates as well.
     """
     origin = document.origin
-    model = model or model_of(document)
+    if model is None or model == "":
+        model = model_of(document)
     captured = capture(
         model,
         batch,

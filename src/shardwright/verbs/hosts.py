@@ -17,7 +17,7 @@ from shardwright.errors import InputError, PlanMismatch
 from shardwright.verbs.narrate import Shard
 from shardwright.verbs.request import Request, Watch
 from shardwright.verbs.results import Profile, Study
-from shardwright.verbs.subject import captured_for, find_cluster
+from shardwright.verbs.subject import find_cluster
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
@@ -157,10 +157,9 @@ def _lead(model: str, machine: Cluster, request: Request, watch: Watch) -> Study
 
 def _follow(model: str, machine: Cluster, request: Request) -> None:
     """Measure as another rank what rank 0 asks for, until it asks for nothing more."""
-    from shardwright.verbs.study import possible_precision
+    from shardwright.verbs.study import captured_on
 
-    request = replace(request, precision=possible_precision(machine, request.precision))
-    captured = captured_for(model, request)
+    captured, request, _ = captured_on(machine, model, request)
     while (task := _told(None)) is not None:
         _measure(captured, task, request, machine, Watch())
 

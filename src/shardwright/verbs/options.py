@@ -8,24 +8,16 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
+from shardwright.core.arguments import KINDS, fits
 from shardwright.errors import InputError
 
 A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
-# How annotations are said, and what is taken for them.
-KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
-    "int": ("a whole number", (Integral,)),
-    "float": ("a number", (Real,)),
-    "bool": ("True or False", (bool,)),
-    "str": ("text", (str, os.PathLike)),
-}
 FINITE = "the {name} must be finite and not negative, not {value}"
 
 
@@ -85,22 +77,16 @@ def _check_kind(name: str, value: Any, annotation: str) -> None:
     words = annotation.split(" | ")
     known = [word for word in words if word in KINDS]
     is_known = len(known) + words.count("None") == len(words)
-    if is_known and not _fits(value, words, known):
+    if is_known and not fits(value, words):
         said = " or ".join(KINDS[word][0] for word in known)
         raise InputError(f"{name} must be {said}, not {value!r:.40}; change its type")
-
-
-def _fits(value: Any, words: list[str], known: list[str]) -> bool:
-    if value is None or isinstance(value, bool):  # True is a whole number to Python
-        return ("None" if value is None else "bool") in words
-    return any(isinstance(value, KINDS[word][1]) for word in known)
 
 
 def check_word(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise InputError unless a word is a known one."""
     if value not in known:
         raise InputError(
-            f"{name} must be one of {', '.join(known)}, not {value[:40]!r}; choose one"
+            f"{name} must be one of {', '.join(known)}, not {str(value)[:40]!r}; choose one"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,27 +96,17 @@ def analyse_script(
 @contextlib.contextmanager
 def blaming(what: str, remedy: str) -> Iterator[None]:
     """Tell what code of the user raises as an InputError, with its line."""
-    from shardwright.runtime.capture.places import model_line
     from shardwright.runtime.launch import Terminated
+    from shardwright.runtime.loaders import raised
 
     try:
         yield
     except (ShardwrightError, MemoryError, Terminated):
         raise
     except (Exception, SystemExit) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = " ".join([f"{type(error).__name__}:", *lines[:1]])
-        place = model_line(error)
-        if frames := _IN_WORKER.findall(
-            str(error)
-        ):  # torch raises it again with a worker's traceback
-            own = [one for one in frames if "-packages" not in one[0]] or frames
-            said, place = lines[-1], ":".join((Path(own[-1][0]).name, own[-1][1]))
+        kind, words, place = raised(error)
         at = f" (at {place})" if place else ""
-        raise InputError(f"{what} raised {said}{at}; {remedy}") from error
-
-
-_IN_WORKER = re.compile(r'File "([^"]+)", line (\d+)')
+        raise InputError(f"{what} raised {kind}: {words}{at}; {remedy}") from error
 
 
 def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Cluster:

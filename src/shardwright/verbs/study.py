@@ -15,7 +15,7 @@ from shardwright.core.float8 import FLOAT8
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.schedules import refusal
-from shardwright.errors import InputError, NoPlan
+from shardwright.errors import InputError, NoPlan, PrecisionError
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.planner.schedule import crews_of
@@ -76,9 +76,8 @@ def study(
     wanted = _wanted(request.seed_plan, request.order)  # both refused before anything is measured
     given = _fitted(request, is_local=is_here(cluster))
     machine, is_local = find_cluster(cluster, watch)
-    request = replace(request, precision=possible_precision(machine, request.precision))
     watch.tell("capturing the model", 0.0)
-    captured = captured_for(model, request, batch)
+    captured, request, told = captured_on(machine, model, request, batch)
     graph = captured.graph
     measures, neighbours = is_local and request.measure != "never", Neighbours()
     num_links, share = 0, 1.0
@@ -119,7 +118,7 @@ def study(
         plain=solver.plain,
         num_measured=num_links + num_shards,
         is_complete=not (watch if request.method == "exact" else asked).stop(),
-        notes=(*notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
+        notes=(*told, *notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
     )
 
 
@@ -351,6 +350,22 @@ def _wanted(text: str, order_file: str) -> str | Placement:
     )
     name = " with ".join(Path(one).name for one in (text, order_file) if one)
     return Placement(name=name, parts=parts, whole=whole, order=order)
+
+
+def captured_on(
+    cluster: Cluster, model: str | nn.Module, request: Request, batch: Batch | None = None
+) -> tuple[Captured, Request, tuple[str, ...]]:
+    """Capture a model in the precision to plan in on a cluster; return the request for that, and why ``auto`` is
+    not what its devices are fastest in."""
+    asked = replace(request, precision=possible_precision(cluster, request.precision))
+    try:
+        return captured_for(model, asked, batch), asked, ()
+    except PrecisionError as error:
+        if request.precision != "auto":
+            raise
+        exact = replace(asked, precision="float32")
+        note = f"planned in float32, not in {asked.precision}: {error}"
+        return captured_for(model, exact, batch), exact, (note,)
 
 
 def possible_precision(cluster: Cluster, wanted: str) -> str:

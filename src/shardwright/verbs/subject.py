@@ -67,7 +67,7 @@ def capture(
             _say_if_resized(error, source, example, seq)
             if error.place or not source.place:
                 raise
-            raise CaptureError(str(error), place=source.place) from error
+            raise type(error)(str(error), place=source.place) from error
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
     return capture_module(
@@ -152,10 +152,6 @@ def find_cluster(
     if isinstance(cluster, Cluster):
         return cluster, False
     if not is_here(cluster):
-        if not isinstance(cluster, str | Path):
-            raise InputError(
-                f"a cluster is text such as '8x8xH100' or 'cluster.toml', or a Cluster, not {cluster!r:.40}; name one"
-            )
         return clusterfile.parse_cluster(str(cluster)), False
     from shardwright.verbs.measure import local_cluster
 

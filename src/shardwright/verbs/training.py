@@ -26,6 +26,7 @@ from shardwright.verbs.events import following, read_events
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.request import Job, Watch
 from shardwright.verbs.results import ForecastError, TrainingRun
+from shardwright.verbs.stalls import blaming
 
 if TYPE_CHECKING:
     from shardwright.core.noise import NoiseScale
@@ -169,7 +170,8 @@ def train_rank(task: Task) -> LoopEnd:
         held_out=tuple(source.held_out(batch_size, task.seq)) if job.profiles else (),
         profiles=job.profiles,
     )
-    loader = loader_of(load_object(job.loader, "loader")) if job.loader else None
+    with blaming("the loader", f"see that {job.loader} can be called by itself"):
+        loader = loader_of(load_object(job.loader, "loader")) if job.loader else None
     end = train(
         executor,
         lambda first: source.batches(batch_size, task.seq, first),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from shardwright.errors import CaptureError
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.capture.export import bind_tensors, evaluate
 from shardwright.runtime.capture.prepare import eager_masks
 from tests.runtime.equivalence import assert_close, assert_equivalent, train_plain
 from tests.runtime.rehearsed import train_rehearsed
@@ -454,3 +456,43 @@ def test_a_row_that_flexible_attention_looks_up_is_refused() -> None:
         CaptureError, match=r"single elements, but one takes .*; name all places at once"
     ):
         capture(Rows(4, 4), {"x": torch.randn(2, 3, 4)})
+
+
+MADE: dict[int, Tensor] = {}
+
+
+@functools.lru_cache
+def places(length: int) -> Tensor:
+    return torch.arange(length)
+
+
+def kept(length: int) -> Tensor:
+    if length not in MADE:
+        MADE[length] = torch.ones(length)
+    return MADE[length]
+
+
+class Remembering(nn.Module):
+    """Looks up tables that functions outside of it, and its class, remember."""
+
+    table: Tensor | None = None
+
+    def __init__(self, memo: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.memo = memo
+
+    def forward(self, x: Tensor) -> Tensor:
+        if Remembering.table is None:
+            Remembering.table = torch.full((4,), 2.0)
+        rows = x @ self.embedding(places(8) * self.memo(8).long())
+        return (rows * Remembering.table).square().mean()
+
+
+def test_what_functions_of_a_model_remember_holds_nothing_of_its_trace() -> None:
+    module, batch = Remembering(kept), {"x": torch.randn(6, 8)}
+    for _ in range(2):
+        captured = capture(module, batch)
+        assert not captured.graph.notes
+        found = evaluate(captured, bind_tensors(captured, module, batch))
+        torch.testing.assert_close(found, module(**batch))

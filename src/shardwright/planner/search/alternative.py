@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from shardwright.core.arguments import check_fields
 from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
@@ -44,6 +45,7 @@ class Wish:
     seed_plan: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         degrees = (self.data, self.tensor, self.stages, self.microbatches)
         for name, given in zip(("dp", "tp", "pp"), degrees, strict=False):
             _check_count(name, given, MOST_DEVICES)

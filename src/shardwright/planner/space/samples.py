@@ -111,8 +111,10 @@ class _Analysis:
                 self._label(index, iteration, sample)
                 return sample
         elif not names:
-            if trained and self.graph.operators[index].kind.startswith("bent."):
-                what = "bends the gradient of each microbatch, not their sum"
+            kind = self.graph.operators[index].kind
+            if trained and kind.startswith(("bent.", "opaque.")):
+                verb = "bends" if kind.startswith("bent.") else "may bend, as one opaque operator,"
+                what = f"{verb} the gradient of each microbatch, not their sum"
                 self._block(
                     index, what, "bend gradients of samples, or all in the optimizer's step"
                 )

@@ -26,7 +26,9 @@ from shardwright.runtime.capture.entries import PREFIX, Entries
 from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
+from shardwright.runtime.capture.halves import HALVES, check_halves, names_half, refuse
 from shardwright.runtime.capture.keeping import changes_in, python_numbers
+from shardwright.runtime.capture.memos import clean_memos
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.places import first_line, with_line
 from shardwright.runtime.capture.prepare import (
@@ -77,7 +79,7 @@ def capture(
     """
     dtype, mode = floating(precision), FakeTensorMode(allow_non_fake_inputs=True)
     check_kinds(module, batch)
-    with with_line(module):
+    with with_line(module), clean_memos(module):
         named = named_batch(module, batch)
         check_modules(module)
         check_hooks(module)
@@ -92,7 +94,9 @@ def capture(
             dtype=dtype,
             copied=lambda: fake_copy(mode, module, dtype),
         )
-        return _captured(job)
+        captured = _captured(job)
+        check_halves(captured.graph, dtype)
+        return captured
 
 
 def _captured(job: _Job) -> Captured:
@@ -166,13 +170,18 @@ class _Job:
             return observe(self.module, self.named, self.dtype)
         except Unsupported:
             pass
-        except CaptureError:  # some kernel may have no such precision
+        except CaptureError as error:  # some kernel may have no such precision
             if self.dtype is None:
                 raise
-            return observe(self.module, self.named)
+            seen = observe(self.module, self.named)
+            if self.dtype in HALVES:
+                refuse(self.dtype, error)
+            return seen
         try:
             return self.seen_without_values
-        except CaptureError:  # without values this may have any reason
+        except CaptureError as error:  # without values this may have any reason
+            if names_half(error, self.dtype):
+                refuse(self.dtype, error)
             return None
 
     @cached_property

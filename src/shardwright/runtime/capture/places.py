@@ -114,4 +114,4 @@ def with_line(module: nn.Module) -> Iterator[None]:
         place = error.place or model_line(error) or defined_at(type(module).forward)
         if error.place or not place:
             raise
-        raise CaptureError(str(error), place=place) from error
+        raise type(error)(str(error), place=place) from error

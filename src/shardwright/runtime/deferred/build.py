@@ -133,6 +133,10 @@ def built_from(model: nn.Module | Callable[[], Any]) -> Built:
     """Return a user's module as it is, or build it from a factory of a module or (module, batch)."""
     if isinstance(model, nn.Module):
         return Built(model)
+    if not callable(model):
+        raise InputError(
+            f"an executor trains a torch.nn.Module or what a function makes, not {model!r:.40}; pass one of these"
+        )
 
     def make() -> nn.Module:
         made = model()
