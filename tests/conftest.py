@@ -13,6 +13,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.runtime.captures import FOLDER
 
+# As seldom as the command line does while it searches: often takes a tenth, of importing torch a fifth.
+gc.set_threshold(500_000, 10, 10)
 # No time limit per example: the first one may compile a kernel, and machines differ.
 EXAMPLES = 300 if "SHARDWRIGHT_LAWS" in os.environ else 40
 settings.register_profile("shardwright", deadline=None, max_examples=EXAMPLES)
@@ -72,7 +74,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let collections of garbage leave alone what all tests share: torch and the tests themselves; and
-    look for cycles as seldom as the command line does while it searches, since often takes a tenth."""
+    """Let collections of garbage leave alone what all tests share: torch and the tests themselves."""
     gc.freeze()
-    gc.set_threshold(500_000, 10, 10)

@@ -64,7 +64,8 @@ def test_each_sample_is_prepared_once_for_jobs_of_unlike_speed_and_batches(tmp_p
     ]
     most = 0
     while any(job.poll() is None for job in jobs):
-        most = max(most, len(list(tmp_path.glob("shardwright-*/chunk.?"))))
+        with suppress(FileNotFoundError):  # the last job to end removes the folder
+            most = max(most, len(list(tmp_path.glob("shardwright-*/chunk.?"))))
         time.sleep(0.005)
     assert [job.wait() for job in jobs] == [0, 0, 0]
     assert 0 < most <= how.depth
@@ -91,11 +92,13 @@ def test_each_sample_is_prepared_once_for_jobs_of_unlike_speed_and_batches(tmp_p
 def test_a_job_that_is_killed_stalls_nobody(tmp_path, after, workers):
     how = sharing(tmp_path, jobs=3)
     outs = [tmp_path / f"out{job}" for job in range(3)]
-    jobs = [start_job(how, out, 4, 0.005, workers) for out in outs]
+    if workers:
+        jobs = [start_job(how, out, 4, 0.005, workers) for out in outs]
+    else:
+        jobs = [start(train, how, out, 4, 2, 0.005, 0, 0.001) for out in outs]
     wait_until(lambda: is_at(outs[0], after))
     jobs[0].kill()
-    assert jobs[0].wait(60) == -signal.SIGKILL
-    assert [job.wait(60) for job in jobs[1:]] == [0, 0]
+    assert [job.wait(60) if workers else ended(job) for job in jobs] == [-signal.SIGKILL, 0, 0]
     found = [read(out) for out in outs[1:]]
     assert found[0][0] == found[1][0]
     for epochs, counts in found:

@@ -132,6 +132,7 @@ def test_the_scripts_for_plain_ddp_run_as_they_say(tmp_path, page, file, says):
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be made")
+@pytest.mark.usefixtures("short_climbs")
 def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
     (tmp_path / "mine.py").write_text(snippet("start.md", "mine.py"))
     (tmp_path / "cluster.toml").write_text(snippet("guides/hosts.md", "cluster.toml"))

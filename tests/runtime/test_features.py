@@ -7,7 +7,7 @@ stages, buffers under microbatches and recomputation. Ranks are shared: one worl
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwright.core.program import Program
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.executor import Executor
+from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
 from tests.runtime.equivalence import assert_equivalent, batches, captured_of
 from tests.runtime.strategies import named
@@ -186,33 +188,40 @@ class Noisy(Quantised):
         return super().forward(F.dropout(x, self.rate, self.training), y)
 
 
-def drop(seeds: list[Seed], rate: float) -> list[list[float]]:
-    """Return the losses of two steps and of an evaluation, by plan."""
-    found: list[list[float]] = []
-    made = partial(seeded, partial(Noisy, rate))
+def drop(seeds: Sequence[Seed], rate: float) -> list[list[list[float]]]:
+    """Return the losses of two steps and of an evaluation, by plan and rank."""
+    module, batch, captured = captured_of(partial(seeded, partial(Noisy, rate)))
+    found: list[list[list[float]]] = []
     for seed in seeds:
-        module, batch, captured = captured_of(made)
         strategy = seed_strategy(captured.graph, seed)
         if seed.recompute:
             strategy = replace(strategy, recompute=tuple(range(len(captured.graph.blocks))))
         program = lower(captured.graph, strategy)
-        optimizer = partial(torch.optim.SGD, lr=0.1)
-        executor = Executor(captured, program, copy.deepcopy(module), optimizer=optimizer)
-        steps = [float(executor.step(one)) for one in batches(batch, 2)]
-        found.append([*steps, float(executor.evaluate(batch))])
+
+        def train(world: LocalWorld, program: Program = program) -> list[float]:
+            mine, options = copy.deepcopy(module), RunOptions(world=world)
+            optimizer = partial(torch.optim.SGD, lr=0.1)
+            executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
+            steps = [float(executor.step(one)) for one in batches(batch, 2)]
+            return [*steps, float(executor.evaluate(batch))]
+
+        found.append(run_locally(train, len(strategy.devices))[0])
     return found
 
 
 def test_dropout_that_no_axis_splits_draws_alike_under_every_plan() -> None:
-    (expected,) = drop([Seed()], 0.5)
-    for (found,) in run_ranks(2, drop, [Seed(stages=2, recompute=True)], 0.5):
+    (expected,), ranks = drop([Seed(), Seed(stages=2, recompute=True)], 0.5)
+    assert len(ranks) == 2
+    for found in ranks:
         assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_replicas_of_an_opaque_module_draw_alike() -> None:
-    (expected,) = drop([Seed()], 0.0)
-    for plans in run_ranks(2, drop, [Seed(data=2, recompute=True), Seed(tensor=2)], 0.0):
-        for found in plans:
+    seeds = (Seed(), Seed(data=2, recompute=True), Seed(tensor=2))
+    (expected,), *plans = drop(seeds, 0.0)
+    for ranks in plans:
+        assert len(ranks) == 2
+        for found in ranks:
             assert found == pytest.approx(expected, rel=1e-12)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -79,6 +80,14 @@ def imported_by_capturing() -> int:
 def test_a_rank_captures_with_what_the_fork_server_has_imported() -> None:
     (count,) = launch(imported_by_capturing, 1, timeout=60)
     assert count < 200  # alone it would be 1,200
+
+
+def looked_for() -> tuple[bool, bool]:
+    return gc.isenabled(), gc.get_freeze_count() > 1000
+
+
+def test_ranks_look_for_cycles_except_in_what_they_inherit() -> None:
+    assert launch(looked_for, 1) == [(True, True)]
 
 
 @pytest.mark.ranks

@@ -371,6 +371,7 @@ def test_cached_files_are_a_data_set_to_train_on(tmp_path: Path) -> None:
     paths = [tmp_path / str(number) for number in range(16)]
     for number, path in enumerate(paths):
         path.write_bytes(np.full(4, number / 16).tobytes())
+        os.utime(path, (0, 0))  # what was written within some milliseconds is not cached yet
     with MinIOCache(1 << 20) as cache:
         data = CachedFiles(paths, cache, as_sample)
         executor = executor_of()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shardwright.planner.space.rules import has_rule, iterate
-from shardwright.runtime import capture as capturing
 from shardwright.runtime.rules import example_of
 from shardwright.verbs.rules import check_kind
 from tests import zoo
+from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch
 
@@ -19,8 +19,7 @@ MODELS = (zoo.cnn, zoo.lstm_translation, zoo.llama, zoo.t5, zoo.vit)
 
 @pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
 def test_every_operator_of_a_model_in_pieces_equals_it_whole(build: Any) -> None:
-    module, batch = build()
-    captured = capturing.capture(module, batch)
+    captured = captured_of(build)[2]
     seen: dict[str, bool] = {}
     for index, operator in enumerate(captured.graph.operators):
         assert has_rule(operator.kind)

@@ -113,12 +113,12 @@ class Compressor:
 
     def _waiting_bytes(self) -> float:
         """Return what the busiest rank would receive for all that waits."""
-        ranks, total = self.wire.size, 0.0
+        total = 0.0
         for one in self._waiting:
             whole = sum(gradient.nbytes for gradient in one.plain.values())
-            total += wire_bytes("dense", Load(ranks, whole, width=1))
+            total += wire_bytes("dense", Load(self.wire.size, whole, width=1))
             if one.lot is not None:
-                total += wire_bytes(self.settings.method, one.lot.load(ranks))
+                total += wire_bytes(self.settings.method, one.lot.load())
         return total
 
     def _is_packed(self, name: str, gradient: Tensor) -> bool:
@@ -166,7 +166,7 @@ class Compressor:
         if not bool(all_finite(flat)):
             flat.fill_(math.nan)  # which every method hands on to all ranks
         lot = self._lot(flat, gradients)
-        return lot, METHODS[self.settings.method].begin(lot, self.wire.size), velocities
+        return lot, METHODS[self.settings.method].begin(lot), velocities
 
     def _exchange(self, taken: Sequence[_Taken]) -> None:
         """Exchange what was taken; only where all that came is finite states change."""
@@ -241,7 +241,7 @@ class Compressor:
             )
         if self.settings.is_sparse and self.settings.scope == "bucket":
             names, shapes, kept = ["\n".join(names)], [flat.shape], [sum(kept)]
-        lot = Lot(flat, names, shapes, kept, self.settings, self._select)
+        lot = Lot(flat, names, shapes, kept, self.settings, self._select, self.wire.size)
         if self.settings.method == "powersgd":
             lot.factors = {n: self._factor(n, s, flat) for n, s in zip(names, shapes, strict=True)}
         return lot

@@ -51,6 +51,7 @@ class Lot:
     kept: Sequence[int]
     settings: Compression
     select: Select
+    ranks: int
     factors: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -62,14 +63,14 @@ class Lot:
         """Return the units as views."""
         return self.flat.split(self.sizes)
 
-    def load(self, ranks: int) -> Load:
+    def load(self) -> Load:
         """Return what exchanging it costs by."""
         factors = sum(
             (shape[0] + one.shape[0]) * one.shape[1]
             for shape, one in zip(self.shapes, self.factors.values())
         )
         return Load(
-            ranks=ranks,
+            ranks=self.ranks,
             elements=len(self.flat),
             kept=sum(self.kept),
             width=self.flat.itemsize,
@@ -95,9 +96,9 @@ class Exchanged:
     sent: Tensor | None = None
 
 
-def _narrowed(lot: Lot, ranks: int, dtype: torch.dtype | None = None) -> Tensor:
+def _narrowed(lot: Lot, dtype: torch.dtype | None = None) -> Tensor:
     """Divide first, so that half precision does not overflow."""
-    return (lot.flat / ranks).to(dtype or lot.flat.dtype)
+    return (lot.flat / lot.ranks).to(dtype or lot.flat.dtype)
 
 
 def _dense(begun: Sequence[tuple[Lot, Tensor]], wire: Wire) -> list[Exchanged]:
@@ -111,9 +112,8 @@ def _dense(begun: Sequence[tuple[Lot, Tensor]], wire: Wire) -> list[Exchanged]:
     return found
 
 
-def _selected(lot: Lot, ranks: int) -> Sparse:
+def _selected(lot: Lot) -> Sparse:
     """Take the selections of all units out of a lot, each of as many elements as are kept."""
-    del ranks
     units = list[Sparse]()
     starts = _starts(lot.sizes)
     for unit, name, count, start in zip(lot.units(), lot.names, lot.kept, starts, strict=True):
@@ -218,9 +218,8 @@ Codes = tuple[
 ]  # of all units of a lot, as bytes, and the numbers that give them meaning
 
 
-def _levels(lot: Lot, ranks: int) -> Codes:
+def _levels(lot: Lot) -> Codes:
     """Return 8-bit codes, with a scale for each unit."""
-    del ranks
     return _coded(list(map(quantised, lot.units())))
 
 
@@ -229,9 +228,8 @@ def _from_levels(codes: Tensor, scales: Tensor, lot: Lot) -> Tensor:
     return codes.view(torch.int8) * wide
 
 
-def _bits(lot: Lot, ranks: int) -> Codes:
+def _bits(lot: Lot) -> Codes:
     """Return signs, with two means for each unit."""
-    del ranks
     return _coded(list(map(signs, lot.units())))
 
 
@@ -267,9 +265,8 @@ def _gathered(
     return found
 
 
-def _lefts(lot: Lot, ranks: int) -> list[Tensor]:
+def _lefts(lot: Lot) -> list[Tensor]:
     """Return each matrix times its right factor."""
-    del ranks
     rights = [orthonormal(lot.factors[name]) for name in lot.names]
     return list(map(left_product, lot.matrices(), rights))
 
@@ -340,10 +337,10 @@ def _merged(method: MethodName, load: Load) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What is made of a lot for so many ranks, how lots are then exchanged together, and the bytes that the busiest
+    """What is made of a lot, how lots are then exchanged together, and the bytes that the busiest
     rank receives (all-gather, doubling, a ring) or receives and sends one after another (tree)."""
 
-    begin: Callable[[Lot, int], Any]
+    begin: Callable[[Lot], Any]
     exchange: Callable[[Sequence[tuple[Lot, Any]], Wire], list[Exchanged]]
     wire_bytes: Callable[[Load], float]
 

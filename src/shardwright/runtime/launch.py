@@ -9,7 +9,6 @@ When the launcher dies, so do its ranks. The same entry functions run unchanged 
 from __future__ import annotations
 
 import atexit
-import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -260,7 +259,6 @@ def _rank_main(
     }  # fmt: skip
     torch.set_num_threads(1)
     keep_freed_memory()
-    gc.freeze()  # what is inherited stays anyhow: collections need not visit it, nor copy its pages
     INTERRUPTION.listen(termination=setting.saves, file=directory / STOP_FILE)
     backend = setting.backend
     try:

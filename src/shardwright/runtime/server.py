@@ -7,6 +7,7 @@ were forked from, with which the kernel ends them, must wait for them.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from types import FrameType
@@ -48,6 +49,8 @@ def _look(*_: object) -> None:
 
 def _forked() -> None:
     if os.getppid() == _SERVER:  # not what its children fork
+        gc.freeze()  # what is inherited stays anyhow: collections need not visit it, nor copy its pages
+        gc.enable()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         die_with_thread()
 
@@ -55,3 +58,5 @@ def _forked() -> None:
 signal.signal(signal.SIGALRM, _look)
 signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)  # no child inherits it
 os.register_at_fork(before=_look, after_in_child=_forked)
+
+gc.disable()  # looking for cycles takes a fifth of importing torch

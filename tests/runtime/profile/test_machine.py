@@ -70,14 +70,14 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
         cluster,
         (0, 1),
         environment="e",
-        probe=Probe(sizes=(1024, 65536)),
+        probe=Probe(sizes=(1024, 4096)),
         budget_seconds=2.0,
         progress=lambda done, total: seen.append((done, total)),
     )
     table = build_costs(records, "e")
     for primitive in PRIMITIVES:
         points = table.collective_map[collective_key(primitive, 1, 2, "loopback")]
-        assert [point[0] for point in points] == [1024, 65536]
+        assert [point[0] for point in points] == [1024, 4096]
         assert collective_seconds(primitive, 1024, (0, 1), cluster, table).source == "measured"
     names = {"segment_seconds", "message_seconds", "update_seconds", "process_bytes"}
     sizes = [point[0] for point in table.collective_map[UPDATE]]
@@ -100,7 +100,7 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
     assert names | of_ranks | {"overlap_slowdown"} == set(table.overhead_map)
     assert table.overhead_map["overlap_slowdown"] == 1.0  # what is lost is known by message
     for primitive in PRIMITIVES:
-        burden = message_burden(primitive, 65536, (0, 1), cluster, table)
+        burden = message_burden(primitive, 1024, (0, 1), cluster, table)
         assert 0 < burden.held < burden.hiding
         assert burden.stolen > 0
     assert table.overhead_map["process_bytes"] > 2**20

@@ -27,7 +27,7 @@ from shardwright.core.program import (
     Value,
     ValueRole,
 )
-from shardwright.core.strategy import MIXED, Mesh, ParameterConfig, Strategy
+from shardwright.core.strategy import Mesh, ParameterConfig, Strategy, master_dtype
 from shardwright.planner.cost.recomputation import needed_again
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.space.redistribute import Step as Reshard
@@ -139,16 +139,15 @@ class ProgramBuilder:
         asked = self.strategy
         return bool(asked.recompute or asked.recompute_operators or asked.reshard_again)
 
-    @property
-    def master_dtype(self) -> str | None:
-        """The dtype of master parameters where it differs from the graph's, else None."""
-        return "float32" if self.strategy.precision in MIXED else None
+    def master_dtype(self, tensor: int) -> str:
+        """Return the dtype in which the optimizer keeps a parameter."""
+        return master_dtype(self.strategy.precision, self.own_dtype(tensor))
 
-    @property
-    def sum_dtype(self) -> str | None:
-        """The dtype of gradients of several microbatches where it differs from the graph's."""
+    def sum_dtype(self, tensor: int) -> str:
+        """Return the dtype in which a parameter's gradients of all microbatches add up."""
         several = self.strategy.pipeline.num_microbatches > 1
-        return self.master_dtype if several and self.strategy.accumulation == "float32" else None
+        adds_wide = several and self.strategy.accumulation == "float32"
+        return self.master_dtype(tensor) if adds_wide else self.own_dtype(tensor)
 
     def own_dtype(self, tensor: int) -> str:
         """Return a tensor's dtype in the graph, in which it and its gradient travel."""

@@ -70,9 +70,8 @@ def _masters(builder: ProgramBuilder, lowering: Lowering, chains: Chains) -> dic
     for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
         kept = lowering.parameters.kept.get(tensor)
         if kept is not None and kept.reduced >= 0:
-            spec, sizes = graph.tensors[tensor], strategy.meshes[kept.mesh].sizes
-            dtype = builder.master_dtype or spec.dtype
-            own = local_bytes(spec.shape, dtype, config.optimizer, sizes)
+            shape, sizes = graph.tensors[tensor].shape, strategy.meshes[kept.mesh].sizes
+            own = local_bytes(shape, builder.master_dtype(tensor), config.optimizer, sizes)
             total[kept.mesh] += own * int(chains.times[kept.rest])
     return total
 

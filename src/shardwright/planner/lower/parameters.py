@@ -8,7 +8,7 @@ from typing import cast
 
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
-from shardwright.planner.lower.builder import Extra, ProgramBuilder
+from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.wire import other_dtype
 from shardwright.planner.space.configs import Pair
 
@@ -78,7 +78,7 @@ class Parameters:
         if not spec.needs_gradient:
             rest = builder.add_value(tensor, mesh, rest_layout, "step", "parameter", resident=True)
             return Kept(tensor, mesh, rest, rest, -1, (rest,))
-        dtype = builder.master_dtype or spec.dtype
+        dtype = builder.master_dtype(tensor)
         same = rest_layout == optimizer and dtype == spec.dtype
         scope: Scope = "microbatch" if builder.strategy.updates == "microbatch" else "step"
         reduced = builder.add_value(tensor, mesh, optimizer, scope, "gradient", dtype=dtype)
@@ -180,7 +180,7 @@ class Parameters:
         """Whether a gradient made in this layout needs no synchronisation at all."""
         builder = self.builder
         reduced = builder.values[kept.reduced]
-        made = (builder.graph.tensors[kept.tensor].dtype, builder.sum_dtype)
+        made = (builder.own_dtype(kept.tensor), builder.sum_dtype(kept.tensor))
         return reduced.layout == gradient and reduced.dtype in made
 
     def _gradient(self, kept: Kept, mesh: int, layout: Layout) -> int:
@@ -189,9 +189,10 @@ class Parameters:
         builder = self.builder
         # What other meshes add arrives once, after the last microbatch.
         scope: Scope = "microbatch" if self.is_often(kept) else "step"
-        wide = builder.sum_dtype if scope == "step" else None
-        extra: Extra = {"dtype": wide} if wide else {}
-        gradient = builder.add_value(kept.tensor, mesh, layout, scope, "gradient", **extra)
+        adds = builder.sum_dtype if scope == "step" else builder.own_dtype
+        gradient = builder.add_value(
+            kept.tensor, mesh, layout, scope, "gradient", dtype=adds(kept.tensor)
+        )
         if mesh == kept.mesh:
             self.pending[gradient] = kept.reduced
         elif kept.tensor in self.served:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import ResourceClass
-from shardwright.planner.compiled import compiled
+from shardwright.planner.compiled import compiled, inner
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -223,24 +223,24 @@ class Some(NamedTuple):
     holds: NDArray[np.bool_]
 
 
-@compiled
+@inner
 def _none(limit: int) -> Some:
     return Some(np.empty(limit + 1, np.int64), np.zeros(1, np.int64), np.zeros(limit, np.bool_))
 
 
-@compiled
+@inner
 def _all(limit: int) -> Some:
     return Some(np.arange(limit + 1), np.full(1, limit, np.int64), np.ones(limit, np.bool_))
 
 
-@compiled
+@inner
 def _add(some: Some, number: int) -> None:
     some.members[some.size[0]] = number
     some.size[0] += not some.holds[number]
     some.holds[number] = True
 
 
-@compiled
+@inner
 def _pop(some: Some) -> int:
     some.size[0] -= 1
     number = some.members[some.size[0]]
@@ -248,7 +248,7 @@ def _pop(some: Some) -> int:
     return number
 
 
-@compiled
+@inner
 def latest_end(wiring: Wiring, end: Floats, before: int, index: int) -> tuple[float, int]:
     """Return the latest end among what an instruction waits for, and the first that has it."""
     latest = before
@@ -302,7 +302,7 @@ def _tournament(leaves: int) -> Ints:
     return tree
 
 
-@compiled
+@inner
 def _set_due(due: Floats, tree: Ints, group: int, time: float) -> None:
     """Note when the first of a group finishes, and replay its matches in the tournament."""
     due[group] = time
@@ -316,7 +316,7 @@ def _set_due(due: Floats, tree: Ints, group: int, time: float) -> None:
         node //= 2
 
 
-@compiled
+@inner
 def _begin(queue: Any, index: int, seconds: float, now: float) -> None:
     """Start an instruction; settling its rate will tell when it ends."""
     queue.running = index
@@ -326,14 +326,14 @@ def _begin(queue: Any, index: int, seconds: float, now: float) -> None:
     queue.finish = np.inf
 
 
-@compiled
+@inner
 def _link(queue: Any, first: Ints, resource: int, group: int) -> None:
     """Add a resource to the busy ones of its group."""
     queue.after = first[group]
     first[group] = resource
 
 
-@compiled
+@inner
 def _crowding(queues: Queues, first: Ints, ranks: Ints, cores: float) -> float:
     """Return how many ranks compute for each core, 1 where all have one."""
     computing = 0
@@ -347,7 +347,7 @@ def _crowding(queues: Queues, first: Ints, ranks: Ints, cores: float) -> float:
     return max(1.0, computing / cores)
 
 
-@compiled
+@inner
 def _settle(queues: Queues, first: int, now: float, slowdown: float, crowd: float) -> float:
     """Give every running instruction of a group the rate that its mix of work, the messages that share its
     uplinks, and how many ranks share the cores (``crowd``), allow.
