@@ -14,11 +14,12 @@ from typing import cast
 
 from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.legality import MOST_MICROBATCHES
-from shardwright.core.schedules import NAMED, SCHEDULES, NamedSchedule
+from shardwright.core.schedules import NAMED, SCHEDULES, SEARCHED, NamedSchedule
 from shardwright.core.staleness import ASYNCHRONOUS
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
+from shardwright.planner.judge.actions import searched
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
@@ -86,6 +87,10 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         if name == SERVERS:
             served = served_plan(context, sizes, partial(as_strategy, context))
             return Named(served, lambda: served)
+        if name in SEARCHED:
+            halved = replace(_pipelined(context, name, sizes), schedule="zb-h1")
+            made = searched(context, as_strategy(context, halved), name)
+            return Named(made, lambda: made)
         named = _few_and_many(context, _seed_of(context, name, sizes), is_asked=True)
         check_strategy(context.graph, named.few, context.facts.samples)
     except ValueError as error:
