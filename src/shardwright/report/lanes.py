@@ -31,8 +31,8 @@ COMPUTES = {
 MOST_NAMED = 2000  # actions of a picture that carry their number
 
 
-def lanes_text(lanes: Lanes, width: int = WIDTH) -> str:
-    """Return lanes of so many letters, and what they mean.
+def lanes_text(lanes: Lanes, width: int = WIDTH, beside: int = 1) -> str:
+    """Return lanes of so many letters, and what they mean; a worker has so many ``beside`` each other.
 
     Actions shorter than a letter vanish behind their neighbours.
     """
@@ -44,14 +44,14 @@ def lanes_text(lanes: Lanes, width: int = WIDTH) -> str:
             first, stop = (round(time / finish * width) for time in (bar.start, bar.end))
             text = f"{bar.phase}{bar.microbatch}"[: stop - first]
             row[first:stop] = text.ljust(stop - first, MARKS[bar.phase])
-        rows.append(f"{number:>3} {''.join(row)}")
+        rows.append(f"{number // beside:>3} {''.join(row)}")
     seen = [name for name in PHASES if any(bar.phase == name for lane in lanes for bar in lane)]
     meaning = ", ".join(f"{name} {PHASES[name]}" for name in seen)
     return "\n".join([*rows, f"    {width} letters are {seconds_text(finish)}; {meaning}"])
 
 
-def lanes_svg(lanes: Lanes) -> str:
-    """Return lanes as an SVG picture without script or style sheet."""
+def lanes_svg(lanes: Lanes, beside: int = 1) -> str:
+    """Return lanes as an SVG picture without script or style sheet; ``beside`` as in ``lanes_text``."""
     finish = _finish(lanes)
     width, height = WIDTH * UNIT, len(lanes) * (ROW + GAP) + 24
     scale = width / finish
@@ -63,7 +63,9 @@ def lanes_svg(lanes: Lanes) -> str:
     for number, lane in enumerate(lanes):
         top = number * (ROW + GAP)
         own = sorted({bar.stage for bar in lane})
-        parts.append(f'<text x="0" y="{top + ROW - 7}" fill="currentColor">worker {number}</text>')
+        parts.append(
+            f'<text x="0" y="{top + ROW - 7}" fill="currentColor">worker {number // beside}</text>'
+        )
         parts.append(
             f'<rect x="{LEFT}" y="{top}" width="{width}" height="{ROW}" fill="#8884" rx="2"/>'
         )
