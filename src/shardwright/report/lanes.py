@@ -28,6 +28,7 @@ COMPUTES = {
     Kind.FORWARD: "F", Kind.RECOMPUTE: "B", Kind.BACKWARD: "B", Kind.INPUT_GRADIENT: "I",
     Kind.WEIGHT_GRADIENT: "W",
 }  # fmt: skip
+MINIBATCHES = 8  # of a pipeline that is never flushed
 MOST_NAMED = 2000  # actions of a picture that carry their number
 
 
@@ -100,7 +101,7 @@ def lanes_svg(lanes: Lanes, beside: int = 1) -> str:
 
 def lanes_of(program: Program, timeline: Timeline) -> Lanes:
     """Return what the devices of every set of meshes compute when: each microbatch's forward and
-    backward from its first instruction to its last."""
+    backward from its first instruction to its last. Of a pipeline without a flush it is that of some minibatches, one a period."""
     splits = program.strategy.pipeline.splits_backward
     spans: dict[tuple[frozenset[int], int, str, int], tuple[float, float]] = {}
     for index in np.flatnonzero(np.isin(program.kind, list(COMPUTES)) & (program.microbatch >= 0)):
@@ -114,8 +115,12 @@ def lanes_of(program: Program, timeline: Timeline) -> Lanes:
             before = spans.get(key, (start, end))
             spans[key] = min(before[0], start), max(before[1], end)
     lanes: dict[frozenset[int], list[Bar]] = {}
+    pipeline, period = program.strategy.pipeline, timeline.step_seconds
     for (devices, mesh, phase, microbatch), (start, end) in spans.items():
-        lanes.setdefault(devices, []).append(Bar(mesh, phase, microbatch, start, end))
+        for number in range(1 if pipeline.is_flushed else MINIBATCHES):
+            own, late = number * pipeline.num_microbatches + microbatch, number * period
+            bar = Bar(mesh, phase, own, start + late, end + late)
+            lanes.setdefault(devices, []).append(bar)
     return [sorted(lane, key=lambda bar: bar.start) for lane in lanes.values()]
 
 

@@ -14,7 +14,7 @@ from typing import cast
 
 from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.legality import MOST_MICROBATCHES
-from shardwright.core.schedules import NAMED, SCHEDULES, SEARCHED, NamedSchedule
+from shardwright.core.schedules import NAMED, SCHEDULES, SEARCHED, NamedSchedule, refusal
 from shardwright.core.staleness import ASYNCHRONOUS
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
@@ -76,6 +76,8 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         return Named(placed, lambda: placed)
     name, _, sizes = wanted.partition(":")
     if name not in SEED_PLANS:
+        if reason := refusal(name):
+            raise InputError(reason)
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
         raise InputError(f"a seed plan must be one of {known}, not {wanted[:40]!r}; choose one")
     if name.startswith("spatial") and not _has_images(context):
