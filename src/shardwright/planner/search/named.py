@@ -76,10 +76,9 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         return Named(placed, lambda: placed)
     name, _, sizes = wanted.partition(":")
     if name not in SEED_PLANS:
-        if reason := refusal(name):
-            raise InputError(reason)
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
-        raise InputError(f"a seed plan must be one of {known}, not {wanted[:40]!r}; choose one")
+        unknown = f"a seed plan must be one of {known}, not {wanted[:40]!r}; choose one"
+        raise InputError(refusal(name) or unknown)
     if name.startswith("spatial") and not _has_images(context):
         raise InputError(
             f"{name} splits the height of images (samples x channels x height x width), but none of "
@@ -89,17 +88,21 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         if name == SERVERS:
             served = served_plan(context, sizes, partial(as_strategy, context))
             return Named(served, lambda: served)
-        if name in SEARCHED:
-            halved = replace(_pipelined(context, name, sizes), schedule="zb-h1")
-            made = searched(context, as_strategy(context, halved), name)
-            return Named(made, lambda: made)
-        named = _few_and_many(context, _seed_of(context, name, sizes), is_asked=True)
+        named = _made_as_asked(context, name, sizes)
         check_strategy(context.graph, named.few, context.facts.samples)
     except ValueError as error:
         raise InputError(f"the seed plan {wanted} is impossible here: {error}") from error
     if name.startswith("megatron"):
         check_linears(name, named.few)
     return named
+
+
+def _made_as_asked(context: Context, name: str, sizes: str) -> Named:
+    if name not in SEARCHED:
+        return _few_and_many(context, _seed_of(context, name, sizes), is_asked=True)
+    halved = replace(_pipelined(context, name, sizes), schedule="zb-h1")
+    made = searched(context, as_strategy(context, halved), name)
+    return Named(made, lambda: made)
 
 
 def _seed_of(context: Context, name: str, sizes: str) -> Seed | Grid:
