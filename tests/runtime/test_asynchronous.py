@@ -451,7 +451,7 @@ def test_of_a_constant_gradient_the_future_is_known(kind: str) -> None:
         share = (1 - group["dampening"]) / (1 - group["momentum"])
         state["momentum_buffer"] = gradient * share
     oracle = Oracle(Clock(), Extrapolation())
-    ahead = [oracle.expected(optimizer, parameter, steps) for steps in (1, 2, 3)]
+    ahead = [oracle.expected(optimizer, [parameter], steps)[0] for steps in (1, 2, 3)]
     for one in ahead:
         optimizer.step()
         assert float((one - parameter.detach()).square().mean().sqrt()) < 1e-15

@@ -13,18 +13,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from shardwright.core.costs import CostTable
 from shardwright.core.deferral import DEFERRED
 from shardwright.core.program import Kind
 from shardwright.core.strategy import Pipeline
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.schedule import pipeline_order
+from shardwright.planner.search.named import asked_for
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.operators import linear_blocks
 from shardwright.runtime.deferral import Aside, Product, run_split
 from shardwright.runtime.offsets import embed_rows
 from tests import zoo
+from tests.planner.search.models import cluster
 from tests.runtime.equivalence import Factory, assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 
@@ -85,6 +90,18 @@ def test_released_weights_of_convolutions_wait_for_their_gradients() -> None:
 def test_an_order_of_ones_own_may_split_some_backwards() -> None:
     seed = Seed(stages=2, num_microbatches=4)
     trains_as_plain(TIED, seed, Pipeline(schedule="custom", num_microbatches=4, order=MIXED))
+
+
+def test_an_order_that_is_searched_for_predicted_times_trains() -> None:
+    factory = partial(zoo.mlp, batch=8, depth=3)
+    module, batch = factory()
+    captured = capture(module, batch)
+    context = Context.of(captured.graph, cluster(2, 1), CostTable(), Training())
+    strategy = asked_for(context, "zb-2p:2x4").few
+    check(lower(captured.graph, strategy))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
+    for run in runs:
+        assert_close(run, train_plain(factory, SGD), strategy.label, EXACT)
 
 
 def test_a_split_order_written_out_is_the_named_schedule() -> None:

@@ -97,20 +97,22 @@ PLANNED: tuple[ScheduleKind, ...] = tuple(
 REPLAYED: tuple[ScheduleKind, ...] = tuple(
     n for n in _PROFILED if n not in PLANNED and n != "custom"
 )
+# Whose order follows from times: measured ones of profiles, predicted ones of models.
+SEARCHED: tuple[str, ...] = tuple(n for n, s in SCHEDULES.items() if s.searched)
 EXPLORED: tuple[ScheduleKind, ...] = tuple(n for n in PLANNED if SCHEDULES[n].program)
 
 
 def refusal(name: str) -> str:
     """Say why a schedule cannot train, or "" where it can or is unknown."""
-    if name not in SCHEDULES or SCHEDULES[name].program:
+    if name not in SCHEDULES or SCHEDULES[name].program or name in SEARCHED:
         return ""
-    why = "the executor knows no asynchronous pipelines and no devices that stream"
-    if SCHEDULES[name].searched:
-        why = "its order follows from times, which are measured for profiles of layers"
-    return (
-        f"schedule {name} is planned and simulated for profiles of layers only (plan --profile): {why}; "
-        f"choose {', '.join(NAMED)}"
-    )
+    why = "it streams transfers while layers compute, which the executor's devices do not"
+    if name == "fbp-as":
+        why += ", and runs a forward and a backward side by side on one"
+    remedy = f"choose {', '.join((*NAMED, *SEARCHED))}"
+    if not SCHEDULES[name].flushes:
+        why, remedy = "models have it by what it does with late weights", "choose stash"
+    return f"schedule {name} is planned and simulated for profiles of layers only (plan --profile): {why}; {remedy}"
 
 
 def in_flight(name: str, behind: int, most: int) -> int:

@@ -17,7 +17,8 @@ class Timeline:
     the Program (NaN where a measured run did not see it). ``group`` maps instructions to mesh
     indices. ``memory`` holds, per mesh, an array of (seconds, bytes alive on each of its devices)
     rows in time order; ``peak_bytes`` is per mesh. ``critical`` lists instruction indices of one
-    longest chain, last first (simulated timelines only).
+    longest chain, last first (simulated timelines only), of so many ``laps``: steps, or the periods of a pipeline that is
+    never flushed, in which instructions recur.
 
     A rank comes to a message at ``start``; nothing travels before the last that takes part has
     come, which is ``begun`` (None: at ``start``, as in simulations). ``waited`` are the seconds
@@ -32,6 +33,7 @@ class Timeline:
     peak_bytes: tuple[float, ...]
     step_seconds: float
     critical: tuple[int, ...] = ()
+    laps: int = 1
     begun: NDArray[np.float64] | None = None
     waited: NDArray[np.float64] | None = None
 

@@ -64,7 +64,7 @@ def critical_seconds(story: PlanStory) -> dict[str, float]:
     """Return the seconds per kind of work on the critical chain; they add up to the step."""
     timeline, program = story.predicted, story.program
     chain = np.array(timeline.critical, dtype=np.int64)
-    lengths = (timeline.end - timeline.start)[chain]
+    lengths = (timeline.end - timeline.start)[chain] / timeline.laps
     sums = np.bincount(work_of(program)[chain], lengths, minlength=len(WORK))
     return {name: float(total) for name, total in zip(WORK, sums, strict=True) if total > 0}
 

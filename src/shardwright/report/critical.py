@@ -49,7 +49,7 @@ def critical_rows(
     prices = _prices(story)
     found: dict[tuple[str, str], float] = {}
     for index in timeline.critical:
-        seconds = float(timeline.end[index] - timeline.start[index])
+        seconds = float(timeline.end[index] - timeline.start[index]) / timeline.laps
         for what, where, share in _parts(program, graph, cluster, prices, index):
             found[what, where] = found.get((what, where), 0.0) + share * seconds
     rows = (

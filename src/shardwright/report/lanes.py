@@ -28,11 +28,12 @@ COMPUTES = {
     Kind.FORWARD: "F", Kind.RECOMPUTE: "B", Kind.BACKWARD: "B", Kind.INPUT_GRADIENT: "I",
     Kind.WEIGHT_GRADIENT: "W",
 }  # fmt: skip
+MINIBATCHES = 8  # of a pipeline that is never flushed
 MOST_NAMED = 2000  # actions of a picture that carry their number
 
 
-def lanes_text(lanes: Lanes, width: int = WIDTH) -> str:
-    """Return lanes of so many letters, and what they mean.
+def lanes_text(lanes: Lanes, width: int = WIDTH, beside: int = 1) -> str:
+    """Return lanes of so many letters, and what they mean; a worker has so many ``beside`` each other.
 
     Actions shorter than a letter vanish behind their neighbours.
     """
@@ -44,14 +45,14 @@ def lanes_text(lanes: Lanes, width: int = WIDTH) -> str:
             first, stop = (round(time / finish * width) for time in (bar.start, bar.end))
             text = f"{bar.phase}{bar.microbatch}"[: stop - first]
             row[first:stop] = text.ljust(stop - first, MARKS[bar.phase])
-        rows.append(f"{number:>3} {''.join(row)}")
+        rows.append(f"{number // beside:>3} {''.join(row)}")
     seen = [name for name in PHASES if any(bar.phase == name for lane in lanes for bar in lane)]
     meaning = ", ".join(f"{name} {PHASES[name]}" for name in seen)
     return "\n".join([*rows, f"    {width} letters are {seconds_text(finish)}; {meaning}"])
 
 
-def lanes_svg(lanes: Lanes) -> str:
-    """Return lanes as an SVG picture without script or style sheet."""
+def lanes_svg(lanes: Lanes, beside: int = 1) -> str:
+    """Return lanes as an SVG picture without script or style sheet; ``beside`` as in ``lanes_text``."""
     finish = _finish(lanes)
     width, height = WIDTH * UNIT, len(lanes) * (ROW + GAP) + 24
     scale = width / finish
@@ -63,7 +64,9 @@ def lanes_svg(lanes: Lanes) -> str:
     for number, lane in enumerate(lanes):
         top = number * (ROW + GAP)
         own = sorted({bar.stage for bar in lane})
-        parts.append(f'<text x="0" y="{top + ROW - 7}" fill="currentColor">worker {number}</text>')
+        parts.append(
+            f'<text x="0" y="{top + ROW - 7}" fill="currentColor">worker {number // beside}</text>'
+        )
         parts.append(
             f'<rect x="{LEFT}" y="{top}" width="{width}" height="{ROW}" fill="#8884" rx="2"/>'
         )
@@ -98,7 +101,7 @@ def lanes_svg(lanes: Lanes) -> str:
 
 def lanes_of(program: Program, timeline: Timeline) -> Lanes:
     """Return what the devices of every set of meshes compute when: each microbatch's forward and
-    backward from its first instruction to its last."""
+    backward from its first instruction to its last. Of a pipeline without a flush it is that of some minibatches, one a period."""
     splits = program.strategy.pipeline.splits_backward
     spans: dict[tuple[frozenset[int], int, str, int], tuple[float, float]] = {}
     for index in np.flatnonzero(np.isin(program.kind, list(COMPUTES)) & (program.microbatch >= 0)):
@@ -112,8 +115,12 @@ def lanes_of(program: Program, timeline: Timeline) -> Lanes:
             before = spans.get(key, (start, end))
             spans[key] = min(before[0], start), max(before[1], end)
     lanes: dict[frozenset[int], list[Bar]] = {}
+    pipeline, period = program.strategy.pipeline, timeline.step_seconds
     for (devices, mesh, phase, microbatch), (start, end) in spans.items():
-        lanes.setdefault(devices, []).append(Bar(mesh, phase, microbatch, start, end))
+        for number in range(1 if pipeline.is_flushed else MINIBATCHES):
+            own, late = number * pipeline.num_microbatches + microbatch, number * period
+            bar = Bar(mesh, phase, own, start + late, end + late)
+            lanes.setdefault(devices, []).append(bar)
     return [sorted(lane, key=lambda bar: bar.start) for lane in lanes.values()]
 
 

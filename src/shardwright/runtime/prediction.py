@@ -175,12 +175,17 @@ class Oracle:
         return self.past[0]
 
     def expected(
-        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, steps: int
+        self, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], steps: int
+    ) -> list[Tensor]:
+        """Return parameters as they are expected to be so many updates later, in memory of their own; as they
+        are where nothing updated them yet."""
+        groups = {one: group for group in optimizer.param_groups for one in group["params"]}
+        return [self._expected(optimizer, one, groups[one], steps) for one in parameters]
+
+    def _expected(
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, group: Entry, steps: int
     ) -> Tensor:
-        """Return a parameter as it is expected to be so many updates later, in memory of its own; as it
-        is where nothing updated it yet."""
-        weights, group = parameter.detach(), _group(optimizer, parameter)
-        rate = float(group["lr"])
+        weights, rate = parameter.detach(), float(group["lr"])
         if self.how.course == "difference":
             before = self._remembered().get(parameter)
             if steps == 0 or before is None:
@@ -203,7 +208,8 @@ class Oracle:
         the dtypes in which they are used."""
         if steps < 0:
             return [self._estimated(one, steps).to(raw.dtype) for _, raw, one in rows]
-        return [self.expected(optimizer, one, steps).to(raw.dtype) for _, raw, one in rows]
+        made = self.expected(optimizer, [one for _, _, one in rows], steps)
+        return [one.to(raw.dtype) for one, (_, raw, _) in zip(made, rows, strict=True)]
 
     def _estimated(self, parameter: nn.Parameter, steps: int) -> Tensor:
         """Go back along the average of updates (PipeMare's T2)."""
@@ -213,13 +219,6 @@ class Oracle:
     def _limited(self, step: Tensor, unit: float) -> Tensor:
         most = self.how.limit * unit
         return step.clamp(-most, most) if self.how.limit else step
-
-
-def _group(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-    """Return the group that a parameter is in."""
-    return next(
-        one for one in optimizer.param_groups if any(parameter is other for other in one["params"])
-    )
 
 
 def versioned(

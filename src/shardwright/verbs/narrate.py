@@ -53,7 +53,7 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
         predicted=with_process(timeline, fixed),
         process_bytes=fixed,
         beside=_beside(program, graph, cluster, int(np.argmax(timeline.peak_bytes))),
-        spread_seconds=half_width(prices, timeline.critical),
+        spread_seconds=half_width(prices, timeline),
         operators=operator_rows(program, graph, rates),
         axes=axis_words(plan.strategy, graph),
     )
@@ -109,12 +109,13 @@ def with_process(timeline: Timeline, process_bytes: float) -> Timeline:
     )
 
 
-def half_width(prices: Prices, critical: Iterable[int]) -> float:
+def half_width(prices: Prices, timeline: Timeline) -> float:
     """Return the step time's half-width: those of the critical chain, added.
 
     Errors of one machine are not independent, so they do not average out.
     """
-    return float(prices.spread[np.fromiter(critical, dtype=np.int64)].sum())
+    chain = np.fromiter(timeline.critical, dtype=np.int64)
+    return float(prices.spread[chain].sum()) / timeline.laps
 
 
 def operator_rows(program: Program, graph: OperatorGraph, rates: Rates) -> tuple[OperatorRow, ...]:
@@ -151,7 +152,7 @@ def spread_of(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTab
     if plan.measured:
         return plan.measured.spread_seconds
     _, prices, timeline = _simulated(plan, graph, cluster, table)
-    return half_width(prices, timeline.critical)
+    return half_width(prices, timeline)
 
 
 def shards(strategies: Iterable[Strategy], graph: OperatorGraph) -> tuple[Shard, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from shardwright.core.legality import MOST_FORWARDS
 from shardwright.core.profile import CostFormula, LayerGraph, PipelinePlan, PipelineStudy
-from shardwright.core.schedules import EXPLORED, PLANNED, REPLAYED, ScheduleKind
+from shardwright.core.schedules import EXPLORED, PLANNED, REPLAYED, SCHEDULES, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.workers import read_bandwidths, read_levels, read_workers
@@ -175,14 +175,16 @@ def draw_plan(plan: PipelinePlan, where: str) -> str:
             f"schedule {plan.schedule} has no end, so that there is nothing to draw; give "
             "--microbatches, or leave --draw out"
         )
+    # A device that runs a forward and a backward at once has a line for each.
+    beside = SCHEDULES[plan.schedule].at_end
     if where == "text":
-        return lanes_text(plan.timeline)
+        return lanes_text(plan.timeline, beside=beside)
     if not where.endswith(".svg"):
         raise InputError(
             f"--draw takes text or a file that ends in .svg, not {where[:80]!r}; name one of these"
         )
     try:
-        Path(where).write_text(lanes_svg(plan.timeline), "utf-8")
+        Path(where).write_text(lanes_svg(plan.timeline, beside), "utf-8")
     except OSError as error:
         raise InputError(f"cannot write {where}: {error.strerror}; name another file") from None
     return f"Wrote {where}."

@@ -92,9 +92,7 @@ class _Predictor:
             case,
             predicted_seconds=evaluated.seconds,
             predicted_bytes=memory.bytes,
-            half_width=half_width(prices, timeline.critical)
-            * evaluated.seconds
-            / timeline.step_seconds,
+            half_width=half_width(prices, timeline) * evaluated.seconds / timeline.step_seconds,
             fits=memory.fits,
         )
 

@@ -14,8 +14,8 @@ from shardwright.planner.judge.actions import stage_times, timed
 from shardwright.planner.judge.evaluate import evaluate, evaluate_program, priced
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.schedule import order_of
-from shardwright.planner.search.named import as_strategy
+from shardwright.planner.schedule import most_bytes, order_of
+from shardwright.planner.search.named import as_strategy, asked_for
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, residual
 
@@ -48,6 +48,21 @@ def test_an_order_by_times_is_shorter_and_keeps_no_more(schedule):
         assert every[0] == every[1]
     assert gains
     assert min(gains) > 0
+
+
+@pytest.mark.parametrize("memory", [1, 2])
+def test_a_searched_order_is_no_longer_than_a_named_one_within_its_limit(memory):
+    """In the simulator, of stages that are unequal: ZB-H1 keeps what 1F1B does."""
+    gains = []
+    for stages, pieces in ((3, 6), (4, 12)):
+        context, strategy = named("zb-h1", stages, 1, microbatches=pieces)
+        other = asked_for(context, f"zb-{memory}p:{stages}x{pieces}").few
+        assert f"zb-{memory}p" in other.label
+        most = most_bytes(order_of(other), [1.0] * stages, [0.0] * stages)
+        assert max(most) <= memory * stages
+        gains.append(1 - evaluate(context, other).seconds / evaluate(context, strategy).seconds)
+    assert min(gains) > -1e-3  # transfers share links there
+    assert max(gains) > 1e-3
 
 
 def test_what_actions_take_is_what_their_instructions_take():

@@ -246,12 +246,18 @@ CREWS = "0F0 0F1 0B0 0B1"
         ((CREWS, "1F0 1X0"), "such as 2F0 or 1B3, not '1X0'"),
         ((CREWS, "1F0 1I0 1F1 1B1"), r"lacks actions: 1W0 \(row 1\)"),
         ((CREWS, "1F0 1W0 1F1 1I0 1B1"), r"wait for each other.* 1W0 .*\(row 1\); reorder"),
-        ((CREWS, "1F0 1I0 1F1 1W0 1B1 1W1"), r"names actions that there are not: 1B1 \(row 1\)"),
+        ((CREWS, "1F0 1I0 1F1 1W0 1B1 1W1"), r"has B beside I or W: 1B1 \(row 1\)"),
+        (("0F0 0B0 0B1", "1F0 1B0 1F1 1B1 0F1"), r"mesh 0 stand in several \(row 1\); join them"),
     ],
 )
 def test_an_order_that_cannot_run_is_refused(order, said):
     with pytest.raises(InputError, match=said):
         order_of(placed("custom", 2, 1, 2, order))
+
+
+def test_a_stage_that_an_order_skips_is_named():
+    with pytest.raises(ValueError, match=r"3 meshes.* lacks actions: 1F0 1B0"):
+        check_order(written(["0F0 0B0", "2F0 2B0"]), (), 1)
 
 
 def test_what_an_order_lacks_is_told_at_once_however_many_microbatches_were_said():
@@ -287,4 +293,4 @@ def test_names_of_the_table_are_those_of_the_types():
     assert PLANNED == ("pipedream", "1f1b-so", "1f1b-sno", "gpipe", "1f1b-as", "fbp-as")
     assert EXPLORED == ("1f1b-so", "1f1b-sno", "gpipe")
     for name, schedule in SCHEDULES.items():
-        assert bool(refusal(name)) is not bool(schedule.program)
+        assert bool(refusal(name)) is not bool(schedule.program or schedule.searched)

@@ -26,11 +26,9 @@ from shardwright.planner.schedule.searched import FEW, least_span
 PRINTED = [
     (8, 24, 18.522, 18.086, 9.337, 0.601, 3, 0.2431, 0.1055, 0.1585, 0.1083, 0.1585, 0.0433),
     (8, 32, 18.513, 18.086, 9.331, 0.626, 3, 0.1985, 0.0818, 0.1242, 0.0837, 0.1242, 0.0039),
-    (8, 64, 18.546, 18.097, 9.321, 0.762, 3, 0.1240, 0.0443, 0.0674, 0.0444, 0.0674, 0.0026),
     (8, 24, 29.718, 29.444, 19.927, 0.527, 4, 0.2347, 0.0808, 0.1323, 0.0698, 0.1323, 0.0029),
-    (8, 32, 29.802, 29.428, 19.530, 0.577, 4, 0.1898, 0.0628, 0.1045, 0.0559, 0.1045, 0.0022),
-    (8, 64, 29.935, 29.621, 19.388, 0.535, 4, 0.1091, 0.0320, 0.0554, 0.0294, 0.0554, 0.0010),
     (16, 48, 11.347, 11.248, 8.132, 0.377, 3, 0.2552, 0.1104, 0.1397, 0.0672, 0.1397, 0.0066),
+    (32, 256, 10.402, 10.248, 7.698, 0.460, 2, 0.1352, 0.0624, 0.0594, 0.0257, 0.0594, 0.0018),
 ]  # fmt: skip
 
 
@@ -298,7 +296,7 @@ def test_orders_with_a_split_backward_are_complete(name, p, m):
     assert max(held(lines).values()) <= m
 
 
-def test_a_few_plays_spread_over_all_policies_find_nearly_what_all_do(monkeypatch):
+def test_a_few_plays_find_nearly_what_all_do(monkeypatch):
     """The order of a large pipeline is searched in bounded work: 12 plays instead of 104."""
     rng = random.Random(1)
     stages = [

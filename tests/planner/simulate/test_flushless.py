@@ -47,9 +47,13 @@ def test_a_period_is_the_longest_forward_and_backward_of_a_stage(mode: str) -> N
     for _ in range(5):
         forward, backward = drawn.uniform(1, 3, 4), drawn.uniform(1, 5, 4)
         seconds = durations(program, forward.tolist(), backward.tolist())
-        found = simulate(program, seconds).step_seconds
+        found = simulate(program, seconds)
         pieces = program.strategy.pipeline.num_microbatches
-        assert found == pytest.approx(pieces * float((forward + backward).max()), rel=1e-9)
+        wanted = pieces * float((forward + backward).max())
+        assert found.step_seconds == pytest.approx(wanted, rel=1e-9)
+        chain = list(found.critical)
+        total = float((found.end - found.start)[chain].sum())
+        assert total / found.laps == pytest.approx(wanted, rel=1e-9)
 
 
 def test_stages_of_several_devices_keep_the_rhythm_and_add_up_gradients_beside_it() -> None:

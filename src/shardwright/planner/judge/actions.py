@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Program
+from shardwright.core.schedules import SCHEDULES
 from shardwright.core.strategy import Pipeline, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.price import Prices
 from shardwright.planner.judge.evaluate import evaluate_program, priced
 from shardwright.planner.model.context import Context
-from shardwright.planner.schedule import StageTimes, order_of, timed_order
+from shardwright.planner.schedule import (
+    Line,
+    Room,
+    StageTimes,
+    order_of,
+    search_order,
+    timed_order,
+)
 
 # F, I and W; what runs again runs ahead of I.
 PHASES = ((Kind.FORWARD,), (Kind.RECOMPUTE, Kind.INPUT_GRADIENT), (Kind.WEIGHT_GRADIENT,))
@@ -23,17 +32,40 @@ def timed(context: Context, strategy: Strategy) -> Strategy | None:
     """Return a strategy with its F, I and W in an order for what they are predicted to take, which keeps no more;
     None where its own is as short. Raises ValueError where it is illegal."""
     lines, pipeline = order_of(strategy), strategy.pipeline
-    program, prices = priced(context, strategy)
-    timeline, _ = evaluate_program(context, program, prices, float("nan"))
-    stages, sizes = stage_times(program, prices, timeline), stage_bytes(program)
+    stages, sizes = _predicted(context, strategy)
     crews = tuple(tuple(dict.fromkeys(action.mesh for action in line)) for line in lines)
     found = timed_order(lines, stages, pipeline.num_microbatches, crews, sizes)
-    if found == lines:
-        return None
-    order = tuple(" ".join(map(str, line)) for line in found)
+    return None if found == lines else _ordered(strategy, found, f"{pipeline.schedule} by times")
+
+
+def searched(context: Context, strategy: Strategy, name: str) -> Strategy:
+    """Return a pipeline of one mesh a device in the order that is searched for what its F, I and W are predicted to
+    take (``zb-1p``, ``zb-2p``): every stage keeps at most so many times what the first one does under 1F1B. Raises ValueError where it is illegal."""
+    stages, (kept, left) = _predicted(context, strategy)
+    most = SCHEDULES[name].searched * len(stages)
+    room = Room(limits=[most * one for one in kept], kept=kept, left=left)
+    lines = search_order(stages, strategy.pipeline.num_microbatches, room)
+    assert lines is not None  # there is room for several forwards
+    return _ordered(strategy, lines, name)
+
+
+def _predicted(
+    context: Context, strategy: Strategy
+) -> tuple[list[StageTimes], tuple[list[float], list[float]]]:
+    """Return what actions take, and what they keep."""
+    program, prices = priced(context, strategy)
+    timeline, _ = evaluate_program(context, program, prices, float("nan"))
+    return stage_times(program, prices, timeline), stage_bytes(program)
+
+
+def _ordered(strategy: Strategy, lines: Sequence[Line], name: str) -> Strategy:
+    """Return a strategy in an order of its own, by a name."""
+    order = tuple(" ".join(map(str, line)) for line in lines)
+    pipeline = strategy.pipeline
     written = Pipeline(schedule="custom", num_microbatches=pipeline.num_microbatches, order=order)
-    label = strategy.label.replace(pipeline.schedule, f"{pipeline.schedule} by times", 1)
-    return replace(strategy, pipeline=written, label=label)
+    return replace(
+        strategy, pipeline=written, label=strategy.label.replace(pipeline.schedule, name, 1)
+    )
 
 
 def stage_times(program: Program, prices: Prices, timeline: Timeline) -> list[StageTimes]:

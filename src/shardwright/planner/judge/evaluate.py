@@ -252,7 +252,7 @@ def _synced(program: Program, timeline: Timeline) -> float:
         syncs = np.array([items[one].purpose == "synchronise" for one in numbers], dtype=np.bool_)
         mine = some[syncs]
         found += float((timeline.end[mine] - timeline.start[mine]).sum())
-    return found
+    return found / timeline.laps
 
 
 Channels = dict[tuple[object, ...], dict[int, tuple[float, float]]]

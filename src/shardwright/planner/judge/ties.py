@@ -44,7 +44,7 @@ def doubts_of(program: Program, prices: Prices, timeline: Timeline) -> dict[str,
     critical = np.fromiter(timeline.critical, dtype=np.int64)
     for name, kinds in (("compute", COMPUTES), ("update", (Kind.CLIP, Kind.UPDATE))):
         mine = critical[np.isin(program.kind[critical], kinds)]
-        found[name] = float(prices.spread[mine].sum())
+        found[name] = float(prices.spread[mine].sum()) / timeline.laps
     moves = (program.kind == Kind.MESSAGE) | (program.kind == Kind.SEND)
     sent = np.flatnonzero(moves & (program.item >= 0))
     spread = np.maximum(prices.spread[sent], MEETING * prices.seconds[sent])

@@ -92,10 +92,18 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
     line, in any order of lines. See the head of this module for the rules.
     """
     own = meshes_of(lines)
-    crews = crews or own
+    most = max((mesh for some in own for mesh in some), default=-1)
+    meshes = frozenset(mesh for crew in crews for mesh in crew) or frozenset(range(1 + most))
+    _check_complete(lines, meshes, num_microbatches)
+    _check_rows(own, crews or own)
+    _check_sequences(lines)
+    global_order(lines)
+
+
+def _check_complete(lines: Sequence[Line], meshes: frozenset[int], num_microbatches: int) -> None:
+    """Check that lines have every action of these meshes once, and no others."""
     row = {action: number for number, line in enumerate(lines) for action in line}
     row_of = {action.mesh: number for action, number in row.items()}
-    meshes = frozenset(mesh for crew in crews for mesh in crew)
     listed = Counter(action for line in lines for action in line)
     # Few are named, and where few are missing there are about as many as the file lists: a number of
     # microbatches that nobody wrote out takes no time.
@@ -107,13 +115,13 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
         if (action := Action(mesh, phase, microbatch)) not in listed
     )
 
-    def is_known(action: Action) -> bool:
-        mesh, phase, microbatch = action
-        is_there = mesh in meshes and microbatch < num_microbatches
-        return is_there and phase in phases_of(row, mesh, microbatch)
+    def is_there(action: Action) -> bool:
+        return action.mesh in meshes and action.microbatch < num_microbatches
 
+    whole = [a for a in listed if a.phase not in phases_of(row, a.mesh, a.microbatch)]
     for what, some in (
-        ("names actions that there are not", [a for a in listed if not is_known(a)]),
+        ("names actions that there are not", [a for a in listed if not is_there(a)]),
+        ("has B beside I or W", whole),
         ("lacks actions", list(islice(missing, MOST_NAMED + 1))),
         ("lists actions twice", sorted(a for a, times in listed.items() if times > 1)),
     ):
@@ -126,8 +134,21 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
                 "correct it",
                 at,
             )
+
+
+def _check_rows(own: Crews, crews: Crews) -> None:
+    """Check that the meshes of each line are those of a crew."""
+    row_of: dict[int, int] = {}
+    for row, mesh in ((row, mesh) for row, some in enumerate(own) for mesh in some):
+        if row_of.setdefault(mesh, row) != row:
+            raise OrderError(
+                f"all actions of a mesh stand in one line, that of its devices, but those of mesh {mesh} stand in "
+                "several",
+                "join them",
+                row,
+            )
     wanted, found = (sorted(map(sorted, some)) for some in (crews, own))
-    if wanted != found or sum(map(len, found)) != len(meshes):
+    if wanted != found:
         strays = [row for row, some in enumerate(own) if list(some) not in wanted]
         raise OrderError(
             f"an order has one line per crew of devices, with all of their meshes, {wanted}, but "
@@ -135,8 +156,6 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
             "join or part lines",
             strays[0] if strays else None,
         )
-    _check_sequences(lines)
-    global_order(lines)
 
 
 def meshes_of(lines: Sequence[Line]) -> Crews:

@@ -14,11 +14,12 @@ from typing import cast
 
 from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.legality import MOST_MICROBATCHES
-from shardwright.core.schedules import NAMED, SCHEDULES, NamedSchedule
+from shardwright.core.schedules import NAMED, SCHEDULES, SEARCHED, NamedSchedule, refusal
 from shardwright.core.staleness import ASYNCHRONOUS
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
+from shardwright.planner.judge.actions import searched
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
@@ -76,7 +77,8 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
     name, _, sizes = wanted.partition(":")
     if name not in SEED_PLANS:
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
-        raise InputError(f"a seed plan must be one of {known}, not {wanted[:40]!r}; choose one")
+        unknown = f"a seed plan must be one of {known}, not {wanted[:40]!r}; choose one"
+        raise InputError(refusal(name) or unknown)
     if name.startswith("spatial") and not _has_images(context):
         raise InputError(
             f"{name} splits the height of images (samples x channels x height x width), but none of "
@@ -86,13 +88,21 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         if name == SERVERS:
             served = served_plan(context, sizes, partial(as_strategy, context))
             return Named(served, lambda: served)
-        named = _few_and_many(context, _seed_of(context, name, sizes), is_asked=True)
+        named = _made_as_asked(context, name, sizes)
         check_strategy(context.graph, named.few, context.facts.samples)
     except ValueError as error:
         raise InputError(f"the seed plan {wanted} is impossible here: {error}") from error
     if name.startswith("megatron"):
         check_linears(name, named.few)
     return named
+
+
+def _made_as_asked(context: Context, name: str, sizes: str) -> Named:
+    if name not in SEARCHED:
+        return _few_and_many(context, _seed_of(context, name, sizes), is_asked=True)
+    halved = replace(_pipelined(context, name, sizes), schedule="zb-h1")
+    made = searched(context, as_strategy(context, halved), name)
+    return Named(made, lambda: made)
 
 
 def _seed_of(context: Context, name: str, sizes: str) -> Seed | Grid:

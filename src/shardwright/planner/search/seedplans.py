@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.core.counts import read_count
-from shardwright.core.schedules import NAMED, SCHEDULES
+from shardwright.core.schedules import NAMED, SCHEDULES, SEARCHED
 from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
@@ -30,6 +30,7 @@ SEED_PLANS = {
         name: "STAGESxCHUNKSxMICROBATCHES" if _asks_chunks(name) else "STAGESxMICROBATCHES"
         for name in NAMED
     },
+    **dict.fromkeys(SEARCHED, "STAGESxMICROBATCHES"),
     **dict.fromkeys(ASYNCHRONOUS, "STAGES[xTENSOR]"),
     **dict.fromkeys(sorted(ACCUMULATES), "STAGESxMICROBATCHES[xTENSOR]"),
 }

@@ -21,7 +21,8 @@ Play = Callable[[Program, NDArray[np.float64]], Timeline]
 def in_periods(
     program: Program, seconds: NDArray[np.float64], timeline: Timeline, play: Play
 ) -> Timeline:
-    """Return the timeline of one minibatch with the seconds of a period and the memory of a full pipeline.
+    """Return the timeline of one minibatch among others, with the seconds of a period, the critical chain of some,
+    and the memory of a full pipeline.
 
     Periods are no steps: no stage waits for all others at their ends.
     """
@@ -33,9 +34,19 @@ def in_periods(
     minibatch = many.microbatch // program.strategy.pipeline.num_microbatches
     np.maximum.at(ends, minibatch + shift[source], played.end)
     period = (ends[filling + PERIODS] - ends[filling]) / PERIODS
+    chain = np.array(played.critical, dtype=np.int64)
+    steady = (played.end[chain] > ends[filling]) & (played.end[chain] <= ends[filling + PERIODS])
+    own = np.flatnonzero(minibatch == filling + PERIODS // 2)
+    times = np.empty((2, program.num_instructions))
+    times[:, source[own]] = played.start[own], played.end[own]
+    start, end = times - times.min()
     return replace(
         timeline,
+        start=start,
+        end=end,
         step_seconds=float(period),
         memory=played.memory,
         peak_bytes=played.peak_bytes,
+        critical=tuple(source[chain[steady]].tolist()),
+        laps=PERIODS,
     )
