@@ -78,10 +78,7 @@ class Flops(TorchDispatchMode):
             self.picks()
         if isinstance(result, Tensor):
             self.makes(result.dtype)
-        there = {memory._cdata for memory in memories_of((args, given))}
-        for memory in memories_of(result):
-            if memory._cdata not in there:
-                self.made[StorageWeakRef(memory)] = memory.nbytes()
+        self._note(result, (args, given))
         if func._schema.is_mutable:
             memories = (tensor.untyped_storage() for tensor in written_by(func, args, given))
             self.written |= {one._cdata: one for one in memories}
@@ -89,6 +86,11 @@ class Flops(TorchDispatchMode):
         if count is not None:
             self.total += count(*args, **given, out_val=result)
         return result
+
+    def _note(self, result: Any, given: Any) -> None:
+        there = {memory._cdata for memory in memories_of(given)}
+        new = (memory for memory in memories_of(result) if memory._cdata not in there)
+        self.made |= {StorageWeakRef(memory): memory.nbytes() for memory in new}
 
     def since(self, begun: tuple[float, int], result: Any) -> Work:
         """Return the work since a ``now``: what lives on is kept, but for the results."""
