@@ -278,7 +278,7 @@ def _check_numbers(cluster: Cluster) -> None:
     free = [link.latency for link in links]
     free += [kind.launch_seconds for kind in cluster.kinds]
     free += [switch.dollars_per_second for switch in cluster.switches]
-    free += cluster.input_rates
+    free += (*cluster.input_rates, cluster.host_cores)
     for numbers, zero in ((needed, False), (free, True)):
         wrong = [number for number in numbers if not is_in_range(number, zero=zero)]
         if wrong:
