@@ -184,23 +184,26 @@ class _Job:
                 refuse(self.dtype, error)
             return None
 
+    @property
+    def mode(self) -> FakeTensorMode:
+        """In which the copies and the batch have no values."""
+        return next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined, no-any-return]
+
     @cached_property
     def seen_without_values(self) -> Observation:
         """What a run of a fake copy shows: cheap, but not what depends on values."""
-        mode = next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined]
         twin = self.copied().train()
-        with mode:
+        with self.mode:
             return watch_runs(twin, {**self.batch.tensors, **self.batch.constants})
 
     @property
     def work_without_values(self) -> Work:
         """What a run of a fake copy takes that asks for values and is told nothing; where that fails, too, it is taken to
         use every parameter once for every number or element of the batch's largest integer tensor."""
-        mode = next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined]
         self.renew()
         twin, counted = self.copied().train(), Flops(lambda: None, lambda _: None)
         try:
-            with torch.random.fork_rng(), mode, counted, Answering():
+            with torch.random.fork_rng(), self.mode, counted, Answering():
                 result = twin(**self.batch.tensors, **self.batch.constants)
                 return counted.since((0.0, 0), result)
         except Exception:  # noqa: BLE001 - what cannot be answered so may have any reason

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import RunError
-from shardwright.runtime.capture.counting import Flops, Work, is_pick, tensors_of
+from shardwright.runtime.capture.counting import Flops, Work, is_pick, memories_of, tensors_of
 from shardwright.runtime.capture.keeping import PLAIN, changes, fingerprint
 from shardwright.runtime.capture.observe import Real, is_inside
 from shardwright.runtime.capture.prepare import real_twin
@@ -339,9 +339,7 @@ class _Used(Flops):
         self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.storages |= {
-            one.untyped_storage()._cdata for one in tensors_of((args, kwargs)) if _is_dense(one)
-        }
+        self.storages |= {memory._cdata for memory in memories_of((args, kwargs))}
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -360,10 +358,6 @@ class _Asking(TorchDispatchMode):
 
 
 _BY_VALUE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided
 
 
 def _slots(given: Passed, results: tuple[Any, ...]) -> tuple[Any, ...]:
