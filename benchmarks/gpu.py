@@ -4,9 +4,9 @@
 
 Every case is planned for the described cluster (published tables), and, on this machine, from operators that are measured on
 its GPU. The plans of the frontier that differ in microbatches or recomputation train; so does the model by itself, eagerly,
-under autocast where the plan is mixed, with the same optimizer. Steps are the median by a clock that waits for the GPU;
-memory is what tensors took at most (`torch.cuda.max_memory_allocated`). Cases are captured beside each other; only one at a
-time is timed.
+under autocast where the plan is mixed, by AdamW in one kernel, with one microbatch and with as many as the plan has. They
+take turns, step by step; told is the median by a clock that waits for the GPU. Memory is what tensors took at most
+(`torch.cuda.max_memory_allocated`). Cases are captured beside each other; only one at a time is timed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,18 +38,18 @@ from shardwright.errors import InputError
 from shardwright.files.presets import find_kind
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.runtime.capture import load_model
-from shardwright.runtime.train import named_optimizer
 from shardwright.verbs.narrate import tell
 from shardwright.verbs.request import Request
 from shardwright.verbs.study import study
 
 FILE = Path(__file__).with_name("gpu_models.py")
 HEAD = (
-    "| model | plan | predicted | from measured operators | measured | plain PyTorch | its step / the plan's "
-    "| memory predicted | measured | plain PyTorch |\n|---|---" + "|--:" * 8 + "|"
+    "| model | plan | predicted | from measured operators | measured | plain PyTorch, one batch | its step / the plan's "
+    "| as many microbatches | its step / the plan's | memory predicted | measured | plain PyTorch, one batch "
+    "| as many microbatches |\n|---|---" + "|--:" * 11 + "|"
 )
 WARM, MOST_PLANS, LIMIT_SECONDS = 4, 3, 280
-ADAMW = named_optimizer("adamw", 1e-5)
+RATE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,74 +86,97 @@ CASES = {
 }
 
 
-def timed(step: Callable[[], Tensor], device: str, steps: int, lock: str) -> Ran:
-    """Return what steps took, while nobody else is timed."""
-    with open(lock, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        return _timed(step, device, steps)
+@dataclass(slots=True)
+class Runner:
+    """What trains, and what its steps took. ``peak``: most bytes of tensors beyond those that were there before."""
+
+    step: Callable[[], Tensor]
+    close: Callable[[], object]
+    peak: int
+    laps: list[float] = field(default_factory=list[float])
+
+    def ran(self) -> Ran:
+        """Return the median of the steps."""
+        low, middle, high = statistics.quantiles(self.laps, n=4)
+        return Ran(middle, (high - low) / 2, self.peak)
 
 
-def _timed(step: Callable[[], Tensor], device: str, steps: int) -> Ran:
-    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    for _ in range(WARM):
-        step()
-    wait()
+def wait(device: str) -> None:
+    """Wait until the device has done everything."""
     if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    laps = []
-    for _ in range(steps):
-        start = time.perf_counter()
+        torch.cuda.synchronize()
+
+
+def ready(
+    make: Callable[[], tuple[Callable[[], Tensor], Callable[[], object]]], device: str
+) -> Runner:
+    """Make what trains, warm, and see how much memory it takes."""
+    gc.collect()  # what the one before held
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
+    step, close = make()
+    for number in range(WARM):
         step()
-        wait()
-        laps.append(time.perf_counter() - start)
+        wait(device)
+        if device == "cuda" and number == 0:
+            torch.cuda.reset_peak_memory_stats()
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    low, middle, high = statistics.quantiles(laps, n=4)
-    return Ran(middle, (high - low) / 2, peak)
+    return Runner(step, close, peak - before)
 
 
-def eager(
-    case: Case,
-    make: Callable[[], nn.Module],
-    batch: Mapping[str, Tensor],
-    device: str,
-    steps: int,
-    lock: str,
-) -> Ran:
-    """Train the model by itself."""
-    torch.manual_seed(0)
-    model = make()
-    optimizer = ADAMW(list(model.named_parameters()))
-    here = {name: value.to(device) for name, value in batch.items()}
+def race(runners: Iterable[Runner], device: str, steps: int) -> None:
+    """Time steps in turns: a host is faster one second than the next."""
+    runners = list(runners)
+    for _ in range(steps):
+        for one in runners:
+            wait(device)
+            start = time.perf_counter()
+            one.step()
+            wait(device)
+            one.laps.append(time.perf_counter() - start)
 
-    def step() -> Tensor:
-        optimizer.zero_grad()
+
+def plain(
+    case: Case, make: Callable[[], nn.Module], batch: Mapping[str, Tensor], pieces: int, device: str
+) -> Runner:
+    """Train the model by itself, in so many microbatches."""
+
+    def begin() -> tuple[Callable[[], Tensor], Callable[[], object]]:
+        torch.manual_seed(0)
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+        here = {name: value.to(device).chunk(pieces) for name, value in batch.items()}
         mixed = case.precision != "float32"
-        with torch.autocast(device, torch.bfloat16) if mixed else contextlib.nullcontext():
-            loss = model(**here)
-        loss = loss if isinstance(loss, Tensor) else loss.loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
 
-    return timed(step, device, steps, lock)
+        def step() -> Tensor:
+            loss = torch.zeros(())
+            for number in range(pieces):
+                part = {name: values[number] for name, values in here.items()}
+                with torch.autocast(device, torch.bfloat16) if mixed else contextlib.nullcontext():
+                    loss = model(**part)
+                loss = loss if isinstance(loss, Tensor) else loss.loss
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step, lambda: None
+
+    return ready(begin, device)
 
 
 def planned(
-    plan: Plan,
-    make: Callable[[], nn.Module],
-    batch: Mapping[str, Tensor],
-    device: str,
-    steps: int,
-    lock: str,
-) -> Ran:
+    plan: Plan, make: Callable[[], nn.Module], batch: Mapping[str, Tensor], device: str
+) -> Runner:
     """Train by a plan."""
-    torch.manual_seed(0)
-    executor = build(plan, make(), optimizer=ADAMW, batch=dict(batch))
-    here = {name: value.to(device) for name, value in batch.items()}
-    try:
-        return timed(lambda: executor.step(here), device, steps, lock)
-    finally:
-        executor.close()
+
+    def begin() -> tuple[Callable[[], Tensor], Callable[[], object]]:
+        torch.manual_seed(0)
+        optimizer = functools.partial(torch.optim.AdamW, lr=RATE)
+        executor = build(plan, make(), optimizer=optimizer, batch=dict(batch))
+        here = {name: value.to(device) for name, value in batch.items()}
+        return lambda: executor.step(here), executor.close
+
+    return ready(begin, device)
 
 
 def run_case(name: str, cluster: str, steps: int, lock: str) -> list[dict[str, Any]]:
@@ -177,30 +200,38 @@ def run_case(name: str, cluster: str, steps: int, lock: str) -> list[dict[str, A
         with open(lock, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             told = study(case.model, None, asked)
-    plain = eager(case, make, batch, device, steps, lock)
-    rows = []
-    for plan in list(plans.values())[:MOST_PLANS]:
-        gc.collect()  # what the one before held
-        ran = planned(plan, make, batch, device, steps, lock)
-        story = tell(plan, found.graph, found.cluster, found.costs)
-        here = tell(plan, told.graph, told.cluster, told.costs).predicted if told else None
-        rows.append(
-            {
-                "case": name,
-                "plan": plan.strategy.label,
-                "predicted": plan.predicted.step_seconds,
-                "half_width": story.spread_seconds,
-                "from_measured": here.step_seconds if here else None,
-                "measured": ran.seconds,
-                "spread": ran.spread,
-                "eager": plain.seconds,
-                "eager_spread": plain.spread,
-                "peak_predicted": story.predicted.worst_peak_bytes - story.process_bytes,
-                "peak": ran.peak,
-                "peak_eager": plain.peak,
-                "planned_in": seconds,
-            }
-        )
+    rows: list[dict[str, Any]] = []
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for plan in list(plans.values())[:MOST_PLANS]:
+            pieces = plan.strategy.pipeline.num_microbatches
+            raced = [plain(case, make, batch, count, device) for count in {1: None, pieces: None}]
+            mine = planned(plan, make, batch, device)
+            race([*raced, mine], device, steps)
+            ran, alone, same = mine.ran(), raced[0].ran(), raced[-1].ran()
+            mine.close()
+            del mine, raced
+            story = tell(plan, found.graph, found.cluster, found.costs)
+            here = tell(plan, told.graph, told.cluster, told.costs).predicted if told else None
+            rows.append(
+                {
+                    "case": name,
+                    "plan": plan.strategy.label,
+                    "predicted": plan.predicted.step_seconds,
+                    "half_width": story.spread_seconds,
+                    "from_measured": here.step_seconds if here else None,
+                    "measured": ran.seconds,
+                    "spread": ran.spread,
+                    "eager": alone.seconds,
+                    "eager_spread": alone.spread,
+                    "eager_same": same.seconds,
+                    "peak_predicted": story.predicted.worst_peak_bytes - story.process_bytes,
+                    "peak": ran.peak,
+                    "peak_eager": alone.peak,
+                    "peak_same": same.peak,
+                    "planned_in": seconds,
+                }
+            )
     return rows
 
 
@@ -267,13 +298,16 @@ def line(row: dict[str, Any]) -> str:
     """Return a line of the table, or why there is none."""
     if "failed" in row:
         return f"{row['case']} failed:\n{row['failed']}"
-    here, took, plain, peak = (row[name] for name in ("from_measured", "measured", "eager", "peak"))
+    here, took, alone, same, peak = (
+        row[name] for name in ("from_measured", "measured", "eager", "eager_same", "peak")
+    )
     return (
         f"| {row['case']} | {row['plan']} | {against(row['predicted'], took)} "
         f"| {against(here, took) if here else ''} | {seconds_text(took)} ±{row['spread'] / took:.1%} "
-        f"| {seconds_text(plain)} ±{row['eager_spread'] / plain:.1%} | {plain / took:.2f}x "
+        f"| {seconds_text(alone)} ±{row['eager_spread'] / alone:.1%} | {alone / took:.2f}x "
+        f"| {seconds_text(same)} | {same / took:.2f}x "
         f"| {row['peak_predicted'] / (peak or math.nan) - 1:+.1%} | {bytes_text(peak)} "
-        f"| {bytes_text(row['peak_eager'])} |"
+        f"| {bytes_text(row['peak_eager'])} | {bytes_text(row['peak_same'])} |"
     )
 
 

@@ -420,10 +420,12 @@ def test_versions_held_are_those_whose_memory_is_predicted(mode: str) -> None:
         assert most[stage] == alive.max() == copies * sum(weights.values())
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("mode", [*MODES, *ACCUMULATING])
-def test_one_stage_is_the_plain_optimizer_to_the_last_bit(mode: str) -> None:
+def test_one_stage_is_the_plain_optimizer_to_the_last_bit(mode: str, fused: bool) -> None:
     module, _batch, captured = captured_of(row, 2, 0.0)
-    optimizer, data = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1), batches(5)
+    optimizer = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1, fused=fused)
+    data = batches(5)
     _, weights = train(captured, asynchronous(captured, 1, mode), module, optimizer, data)
     plain = copy.deepcopy(module)
     stepping = optimizer(plain.parameters())

@@ -345,7 +345,7 @@ def peaks(compressors: tuple[Compressor, ...]) -> list[tuple[float, float]]:
     for compressor in compressors:
         strategy = packing(seed_strategy(captured.graph, Seed(data=2)), compressor)
         program = lower(captured.graph, replace(strategy, optimizer_states=2))
-        optimizer = partial(torch.optim.AdamW, lr=RATE)  # which takes a tensor to update one
+        optimizer = partial(torch.optim.AdamW, lr=RATE)
         executor = Executor(captured, program, copy.deepcopy(module), optimizer=optimizer)
         executor.step(batch)
         predicted = simulate(program, np.ones(program.num_instructions)).peak_bytes[0]

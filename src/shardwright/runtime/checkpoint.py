@@ -56,6 +56,7 @@ from shardwright.runtime.validity import misfit
 
 PARTIAL = "step-*.tmp-*"  # as ``save`` names what is not whole yet
 KEPT = 2  # newest checkpoints that a save leaves in the directory
+KERNELS = ("fused", "foreach")  # settings of optimizers that say how they compute, not what
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +310,8 @@ def _load_groups(machine: Machine, optimizer: torch.optim.Optimizer, content: Ma
         optimizer.param_groups, parameter_groups(machine, optimizer), strict=True
     ):
         for key, value in settings_of(present, content.groups).items():
+            if key in KERNELS:
+                continue
             found = book.lively(value, {})
             if not _are_alike(group.get(key), found):
                 raise CheckpointError(

@@ -31,7 +31,7 @@ def admit_optimizer(
     """Refuse optimizers whose update of an element needs more than the element's shard, or more than one
     call a step where the plan makes several, or by which weights cannot be predicted as they are to be;
     ``scales``: the loss, by what all gradients are. Momentum that the plan has in front of a selection is
-    taken off it."""
+    taken off it, and what it leaves to torch is chosen (``choose_kernels``)."""
     _check_updates(optimizer, machine.program, scales=scales)
     _check_momentum(optimizer, machine.program)
     check_prediction(optimizer, machine.program.strategy.pipeline.staleness, how)
@@ -47,6 +47,32 @@ def admit_optimizer(
             + ("" if name in CLOSURE_OPTIMIZERS else ", or a plan that shards no parameter")
         )
     _leave_momentum_in_front(optimizer, machine.program, machine.parameters.masters)
+    choose_kernels(optimizer)
+
+
+def choose_kernels(optimizer: torch.optim.Optimizer) -> None:
+    """Update by one kernel where the choice was left to torch, whose own is several passes over memory: with Adam and
+    AdamW, which take a tenth to a quarter of the time on a CPU and a third on a GPU, equal up to rounding.
+
+    Only contiguous parameters: torch's kernel reads others in the wrong order (2.13, CPU). Its SGD fails where a
+    parameter gets its first gradient later than another, and gains little.
+    """
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return
+    for group in optimizer.param_groups:
+        is_free = group["fused"] is None and group["foreach"] is None
+        if is_free and not group["differentiable"] and all(map(_fuses, group["params"])):
+            group["fused"] = True
+
+
+def _fuses(parameter: Tensor) -> bool:
+    """Whether torch's one kernel updates a parameter, as its others would."""
+    exact = parameter.dtype in (torch.float32, torch.float64)
+    return parameter.is_contiguous() and (
+        exact
+        if parameter.device.type == "cpu"
+        else parameter.is_cuda and parameter.is_floating_point()
+    )
 
 
 def _leave_momentum_in_front(

@@ -191,10 +191,7 @@ def _own_bytes(builder: ProgramBuilder, step: Step) -> tuple[int, int, int]:
 
 def _needed_bytes(builder: ProgramBuilder, step: Step) -> int:
     """Return the bytes that what computes no segment needs for a while."""
-    if step.kind is Kind.UPDATE:
-        # For-loop optimizers make a few temporaries of the size of one parameter at a time.
-        return 2 * max([builder.values[value].bytes for value in step.writes], default=0)
-    if step.kind is Kind.CLIP:
+    if step.kind in (Kind.CLIP, Kind.UPDATE):  # updates are one kernel, in place
         return 0
     if step.kind is not Kind.TRANSFORM:
         message = builder.messages[step.item]

@@ -195,13 +195,15 @@ def _update_seconds(
 
 
 def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
-    """Time it on a CPU, as torch chooses to run it."""
-    optimizer = torch.optim.AdamW(_with_gradients(count, num_bytes, torch.device("cpu")))
+    """Time it on a CPU, in one kernel (``update.choose_kernels``)."""
+    optimizer = torch.optim.AdamW(
+        _with_gradients(count, num_bytes, torch.device("cpu")), fused=True
+    )
     return _after(others, optimizer.step)
 
 
 def _fused_seconds(count: int, num_bytes: int, device: torch.device) -> Timing:
-    """Time it on a GPU, in one kernel (``train.named_optimizer``)."""
+    """Time it on a GPU, in one kernel (``update.choose_kernels``)."""
     optimizer = torch.optim.AdamW(_with_gradients(count, num_bytes, device), fused=True)
 
     def run(number: int) -> None:
