@@ -1,6 +1,7 @@
 """Plans that a prediction cannot tell apart become one, the simplest; those it can tell stay."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -82,6 +83,14 @@ def test_lines_of_a_settled_frontier_differ_in_memory_or_time_by_more_than_the_d
             is_tie = apart <= found.half_width(plan.strategy, other.strategy)
             is_near = other.predicted.peak_bytes > 0.95 * plan.predicted.peak_bytes
             assert not (is_tie and is_near)
+
+
+def test_of_slower_plans_more_memory_is_asked_with_every_doubling_of_time(found) -> None:
+    for one, other in itertools.permutations(found.settled().frontier.plans, 2):
+        times = other.predicted.step_seconds / one.predicted.step_seconds
+        if times > 1 and other.predicted.dollars >= one.predicted.dollars:
+            least = 0.05 * (1 + math.log2(times))
+            assert other.predicted.peak_bytes < (1 - least) * one.predicted.peak_bytes
 
 
 def test_plain_data_parallelism_is_known_to_every_survey(found) -> None:

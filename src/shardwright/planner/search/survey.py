@@ -6,6 +6,7 @@ tell apart become one line, the simplest of them, and any other strategy can be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -151,8 +152,10 @@ class Survey:
         return any(self._covers(one, evaluation) for one in kept)
 
     def _covers(self, kept: Evaluation, other: Evaluation) -> bool:
-        """Whether a plan offers nothing beside one that is kept."""
-        if not is_no_less(other, kept, NEAR):
+        """Whether a plan offers nothing beside one that is kept: of one that takes longer more is asked,
+        as much again for every time that its step is twice as long."""
+        doublings = math.log2(max(other.seconds / kept.seconds, 1.0))
+        if not is_no_less(other, kept, min(NEAR * (1 + doublings), 1.0)):
             return False
         return kept.seconds <= other.seconds or self._are_same(kept, other)
 
