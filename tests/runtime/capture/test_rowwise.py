@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.capture.rowwise import given_call, rows_of
+from shardwright.runtime.capture.rowwise import are_twins, given_call, rows_of
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 
@@ -221,6 +221,38 @@ def test_rows_are_split_where_they_are_computed_each_by_itself_and_nowhere_else(
         torch.manual_seed(1)
         call = given_call(kind(), (torch.randn(ROWS, WIDTH),), {})
         assert rows_of(call) == ((0,) if kind in APART else ()), kind.__name__
+
+
+def changed(change: Any) -> nn.Module:
+    module = Experts()
+    change(module)
+    return module
+
+
+OTHERWISE: dict[str, nn.Module] = {
+    "class": Asking(),
+    "submodule": changed(lambda one: one.experts.__setitem__(0, nn.Identity())),
+    "width": changed(lambda one: one.experts.append(one.experts[0])),
+    "attribute": changed(lambda one: setattr(one, "layer", 3)),
+    "setting": changed(lambda one: setattr(one.experts[1][1], "p", 0.2)),
+    "hook": changed(lambda one: one.experts[1].register_forward_hook(lambda *_: None)),
+    "forward": changed(lambda one: setattr(one, "forward", lambda x: x - x.mean(0))),
+    "mode": changed(lambda one: one.experts[1].eval()),
+    "type": changed(lambda one: one.double()),
+    "buffer": changed(lambda one: one.register_buffer("count", torch.zeros(()))),
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_modules_are_twins_where_nothing_but_values_differs(what: str) -> None:
+    rows = torch.randn(ROWS, WIDTH)
+    one, other = Experts(), OTHERWISE[what]
+    assert are_twins(
+        given_call(one, (rows,), {}), given_call(Experts(), (torch.rand(ROWS, WIDTH),), {})
+    )
+    assert not are_twins(given_call(one, (rows,), {}), given_call(other, (rows,), {}))
+    assert not are_twins(given_call(one, (rows,), {}), given_call(one, (rows[:4],), {}))
+    assert not are_twins(given_call(one, (rows, 1), {}), given_call(one, (rows, 2), {}))
 
 
 class Model(nn.Module):

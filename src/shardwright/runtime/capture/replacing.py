@@ -20,7 +20,7 @@ from shardwright.runtime.capture.keeping import PLAIN
 from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
 from shardwright.runtime.capture.prepare import LossOnly
 from shardwright.runtime.capture.record import Slot
-from shardwright.runtime.capture.rowwise import rows_of
+from shardwright.runtime.capture.rowwise import are_twins, rows_of
 from shardwright.runtime.capture.tails import Tail, calls_before_failure, find_tail, first_results
 
 Attempt = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
@@ -267,9 +267,13 @@ def _kept_and_rows(path: str, seen: Observation) -> tuple[bool, tuple[int, ...]]
     keeps, call = any(is_inside(one, path) for one in seen.keeps), seen.sites[path].call
     if call is None or keeps or path in seen.differentiates:
         return keeps, ()
-    if seen.sites[path].by_row is None:  # it is asked for in every round
-        seen.sites[path].by_row = rows_of(call)
-    return keeps, seen.sites[path].by_row or ()
+    site = seen.sites[path]
+    if site.by_row is None:  # it is asked for in every round, and of many layers alike
+        known = [(one.call, one.by_row) for one in seen.sites.values() if one.by_row is not None]
+        found = (rows for other, rows in known if other is not None and are_twins(other, call))
+        rows = next(found, None)
+        site.by_row = rows_of(call) if rows is None else rows
+    return keeps, site.by_row
 
 
 def _note(what: str, path: str, seen: Observation | None, by_row: Sequence[int] = ()) -> str:

@@ -22,6 +22,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture.following import Following, Seen
+from shardwright.runtime.capture.keeping import changes, fingerprint
 from shardwright.runtime.capture.owners import FREE, Answers, NotRows, Owners
 from shardwright.runtime.randomness import WithoutDropout
 
@@ -71,6 +72,36 @@ def given_call(module: nn.Module, args: Any, kwargs: Any) -> Given:
         name: one.detach() for name, one in (*module.named_parameters(), *module.named_buffers())
     }
     return Given(module, state, tensors, tuple(leaves), spec)
+
+
+def are_twins(one: Given, other: Given) -> bool:
+    """Whether two calls differ in nothing but values: of tensors passed, and of parameters and buffers."""
+    return (
+        one.spec == other.spec
+        and [_kind(leaf) for leaf in one.leaves] == [_kind(leaf) for leaf in other.leaves]
+        and _kinds(one.state) == _kinds(other.state)
+        and _code(one.module) == _code(other.module)
+        and not changes(fingerprint(one.module), fingerprint(other.module))
+    )
+
+
+def _kind(leaf: Any) -> Any:
+    """Return what two arguments must have in common: of tensors how they lie, of others themselves."""
+    return (leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else leaf
+
+
+def _kinds(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: _kind(one) for name, one in state.items()}
+
+
+def _code(module: nn.Module) -> list[Any]:
+    """Return what runs when a module is called: of every submodule its class, what it was given in its place, its
+    hooks and its mode."""
+    return [
+        (path, type(one), vars(one).get("forward"), one.training,
+         *(list(vars(one)[hooks].values()) for hooks in sorted(vars(one)) if hooks.endswith("_hooks")))
+        for path, one in module.named_modules(remove_duplicate=False)
+    ]  # fmt: skip
 
 
 def rows_of(given: Given) -> tuple[int, ...]:
