@@ -20,7 +20,7 @@ from shardwright.runtime.capture.keeping import PLAIN
 from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
 from shardwright.runtime.capture.prepare import LossOnly
 from shardwright.runtime.capture.record import Slot
-from shardwright.runtime.capture.rowwise import are_twins, rows_of
+from shardwright.runtime.capture.rowwise import Given, are_twins, rows_of
 from shardwright.runtime.capture.tails import Tail, calls_before_failure, find_tail, first_results
 
 Attempt = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
@@ -267,13 +267,17 @@ def _kept_and_rows(path: str, seen: Observation) -> tuple[bool, tuple[int, ...]]
     keeps, call = any(is_inside(one, path) for one in seen.keeps), seen.sites[path].call
     if call is None or keeps or path in seen.differentiates:
         return keeps, ()
-    site = seen.sites[path]
-    if site.by_row is None:  # it is asked for in every round, and of many layers alike
+    return keeps, _rows(seen.sites[path], call, seen)
+
+
+def _rows(site: Site, call: Given, seen: Observation) -> tuple[int, ...]:
+    """Return the tensors of a call whose rows stay apart: asked for once, and of layers that are alike once."""
+    if site.by_row is None:
         known = [(one.call, one.by_row) for one in seen.sites.values() if one.by_row is not None]
         found = (rows for other, rows in known if other is not None and are_twins(other, call))
         rows = next(found, None)
         site.by_row = rows_of(call) if rows is None else rows
-    return keeps, site.by_row
+    return site.by_row
 
 
 def _note(what: str, path: str, seen: Observation | None, by_row: Sequence[int] = ()) -> str:
