@@ -341,12 +341,12 @@ def test_who_is_killed_while_it_fills_leaves_a_whole_cache(tmp_path, line):
 
 
 @pytest.mark.slow
-def test_eight_hammer_one_cache_while_one_after_the_other_is_killed(tmp_path):
+def test_sixteen_hammer_one_cache_while_one_after_the_other_is_killed(tmp_path):
     keys, capacity = 2500, 15 << 20  # rather more than half of the items have room
     draw, ends = random.Random(0), []
     with MinIOCache(capacity, name="h", folder=tmp_path, items=4 * keys, always=True) as cache:
         arguments = (hammer, "h", tmp_path, capacity)
-        running = [start(*arguments, seed, keys) for seed in range(8)]
+        running = [start(*arguments, seed, keys) for seed in range(16)]
         for kill in range(12):
             time.sleep(0.1)
             place = draw.randrange(len(running))
@@ -354,7 +354,7 @@ def test_eight_hammer_one_cache_while_one_after_the_other_is_killed(tmp_path):
             ends.append(ended(running[place]))
             running[place] = start(*arguments, 100 + kill, keys)
         (tmp_path / "stop").touch()
-        assert [ended(process) for process in running] == [0] * 8
+        assert [ended(process) for process in running] == [0] * 16
         assert set(ends) == {-signal.SIGKILL}
         for key in range(keys):
             assert cache.get(f"{key}", lambda key=key: content(key)) == content(key)
