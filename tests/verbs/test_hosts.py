@@ -99,7 +99,7 @@ def measured(file: str, model: str, store: str) -> Profile:
     hosts.PROBE = hosts.Probe(primitives=("all_reduce",), sizes=(1024,), overheads=False)
     hosts.BRIEF = replace(hosts.PROBE, sizes=(1024, 4096))
     hosts.CROWDED_ROUNDS, passes.LEAST_SECONDS = 1, 0.02
-    request = Request(global_batch=8, seconds=4.0, seed_plan="megatron:2x1")
+    request = Request(global_batch=8, seconds=60.0, seed_plan="megatron:2x1")
     return profile_hosts(model, file, request, Watch())
 
 
