@@ -25,7 +25,7 @@ from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Str
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import Rates, collective_seconds, price
 from shardwright.planner.cost.groups import peer_groups
-from shardwright.planner.cost.totals import started, total
+from shardwright.planner.cost.totals import SLOW_HOST, started, total
 from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
@@ -322,6 +322,22 @@ def test_views_which_were_measured_start_nothing_on_a_gpu() -> None:
     views = [Cost(seconds=2e-8, source="measured")] * 100
     costs = [Cost(seconds=2e-6, source="measured"), *views]
     assert started(total(costs), costs, "forward", rates).seconds == pytest.approx(0.01)
+
+
+def test_a_host_that_nobody_measured_may_be_slower_and_the_half_width_says_so() -> None:
+    cluster = parse_cluster("1x1xH100")
+    fast, known = (
+        Rates(cluster=cluster, table=CostTable(overheads=overheads))
+        for overheads in ((), (("start_seconds", 5e-6),))
+    )
+    kernel = Cost(seconds=2e-5, spread=2e-6)
+    one, many = (started(total([kernel] * n), [kernel] * n, "forward", fast) for n in (1, 50))
+    usual = fast.software.host * fast.kind.launch_seconds
+    assert (one.seconds, one.spread) == pytest.approx((2e-5, SLOW_HOST * usual - 2e-5))
+    assert many.spread / many.seconds == pytest.approx(one.spread / one.seconds)
+    assert started(kernel, [kernel], "forward", known) == kernel
+    long = Cost(seconds=1e-3, spread=1e-4)
+    assert started(long, [long], "forward", fast) == long
 
 
 def test_rounds_of_pairs_cost_a_transfer_each_and_share_the_uplink_of_a_host() -> None:

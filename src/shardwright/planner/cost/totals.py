@@ -15,6 +15,9 @@ from shardwright.planner.cost.roofline import Rates
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 # What is measured below this starts no kernel on a GPU: views take some 20 ns there.
 SHORTEST_KERNEL = 5e-7
+# So many times as long as hosts of published runs may another take to start an operator: those of three rented H200
+# took 6 to 10 times (benchmarks/reports/gpu_h200_202611.md).
+SLOW_HOST = 8.0
 
 
 def total(costs: Sequence[Cost]) -> Cost:
@@ -32,9 +35,12 @@ def started(busy: Cost, costs: Sequence[Cost], phase: str, rates: Rates) -> Cost
     """Return a segment's time where the host may not start its operators, of these ``costs``, as fast as they end."""
     num_operators = sum(cost.seconds > SHORTEST_KERNEL for cost in costs)
     kernels = num_operators * (BACKWARD_STARTS if phase == "backward" else 1.0)
+    measured = rates.table.overhead_map.get("start_seconds")
     usual = rates.software.host * rates.kind.launch_seconds
-    host = kernels * rates.table.overhead_map.get("start_seconds", usual)
-    return busy if busy.seconds >= host else Cost(seconds=host, spread=busy.spread)
+    host = kernels * (usual if measured is None else measured)
+    slowest = host if measured is not None else SLOW_HOST * host
+    seconds = max(busy.seconds, host)
+    return replace(busy, seconds=seconds, spread=max(busy.spread, slowest - seconds))
 
 
 def halves(
