@@ -59,6 +59,8 @@ FILES = (
     "unseen",
     "current",
     "unusual",
+    "fields",
+    "customs",
 )
 
 
