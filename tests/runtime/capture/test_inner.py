@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -132,6 +133,22 @@ class InnerStep(Net):
         return F.mse_loss(self.two(x @ (weight - 0.1 * step).T), y)
 
 
+class WaveFunction(Net):
+    """A determinant's Laplacian: of matrices that lie turned in memory, by a last gradient that needs no graph."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        orbitals = self.one(torch.stack((x, x.sin(), x.cos()), 1))[..., :9].view(-1, 3, 3, 3)
+        turned, solved = torch.linalg.slogdet(orbitals.transpose(1, 2))[1], orbitals[:, 0].mT
+        psi = turned.tanh().sum(1) + torch.linalg.det(orbitals[:, 1].mT).tanh()
+        psi = (
+            psi + torch.linalg.solve(solved, y[:, :3]).tanh().sum(1) + self.two(self.one(x)).sum(1)
+        )
+        (slope,) = torch.autograd.grad(psi.sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, retain_graph=True)
+        return (psi * (bend.square().sum(1) + slope.square().sum(1)).detach().tanh()).mean()
+
+
 BY_SAMPLE = [Forces, Potential, Penalty, Laplacian, Mapped, Partly]
 
 
@@ -169,6 +186,18 @@ def test_gradients_of_samples_allow_microbatches(kind: type[Net]) -> None:
     captured = captured_whole(kind)
     assert find_samples(captured.graph).blocker == ""
     check(kind, captured, seed_strategy(captured.graph, Seed(data=2, num_microbatches=2)))
+
+
+def test_matrices_that_arrive_otherwise_in_memory_are_factored_as_they_were_traced() -> None:
+    captured = captured_whole(WaveFunction)
+    graph, split = captured.graph, seed_strategy(captured.graph, Seed(data=2))
+    gathered = [
+        replace(config, dims=("",)) if "_linalg" in operator.kind else config
+        for operator, config in zip(graph.operators, split.configs, strict=True)
+    ]
+    assert gathered != list(split.configs)
+    for strategy in (split, replace(split, configs=tuple(gathered))):
+        check(WaveFunction, captured, strategy)
 
 
 def test_a_step_on_the_whole_batch_allows_no_microbatches() -> None:

@@ -27,6 +27,12 @@ from shardwright.runtime.capture.transforms import PLAIN, anew
 
 _OPAQUE = torch.ops.shardwright.opaque.default
 _UNTRACKED = "without gradients"  # in a node's meta
+# Where results of an operator are the factors of the matrix it is given, and their pivots.
+_FACTORS = {
+    aten._linalg_det.default: (1, 2),
+    aten._linalg_slogdet.default: (2, 3),
+    aten._linalg_solve_ex.default: (1, 2),
+}
 
 
 def inner_written_out(module: fx.GraphModule) -> fx.GraphModule:
@@ -111,8 +117,30 @@ def _traced(stub: Stub, given: Sequence[Tensor]) -> fx.GraphModule:
         traced = trace(torch.device("meta"))
     if any(node.target is _OPAQUE for node in traced.graph.nodes):
         raise Unsupported("a custom gradient beside a gradient taken inside forward")
+    _factor_as_traced(traced.graph)
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def _factor_as_traced(graph: fx.Graph) -> None:
+    """Factor matrices in operators of their own: determinants and solutions factor a matrix turned where its
+    memory is contiguous, and a shard's or a message's is where it was not when backward was traced."""
+    for node in list(graph.nodes):
+        places = _FACTORS.get(node.target, ())
+        wanted = [one for one in node.users if places and one.args[1] in places]
+        if not wanted:
+            continue
+        matrix: Tensor = node.args[0].meta["val"]
+        meta = {key: one for key, one in node.meta.items() if key != "val"}
+        with graph.inserting_after(node):
+            factors = graph.call_function(aten.linalg_lu_factor_ex.default, (node.args[0],))
+        factors.meta = dict(meta)
+        if matrix.is_contiguous() and not matrix.is_complex():
+            with graph.inserting_before(factors):
+                factors.args = (graph.call_function(aten.mT.default, (node.args[0],)),)
+            factors.args[0].meta = dict(meta)
+        for one in wanted:
+            one.args = (factors, places.index(one.args[1]))
 
 
 def _empty(like: Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils import checkpoint
 
 
@@ -26,7 +28,8 @@ def checkpoints(again: Callable[[], contextlib.AbstractContextManager[None]]) ->
         return generator(run, *rest, **named)
 
     def reentrant(run: Callable[..., Any], preserves: bool, *args: Any) -> Any:
-        return plain(run, *args, use_reentrant=False, preserve_rng_state=preserves)
+        with _tracked(args):
+            return plain(run, *args, use_reentrant=False, preserve_rng_state=preserves)
 
     with _replaced(recomputed, reentrant):
         yield
@@ -40,10 +43,18 @@ def no_checkpoints() -> Iterator[None]:
         yield
 
     def run(function: Callable[..., Any], _: bool, *args: Any) -> Any:
-        return function(*args)
+        with _tracked(args):
+            return function(*args)
 
     with _replaced(plainly, run):
         yield
+
+
+def _tracked(args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Track gradients as the reentrant form does: of what one of its arguments has a gradient for only, which
+    parameters inside have no part in."""
+    reached = any(isinstance(one, Tensor) and one.requires_grad for one in args)
+    return torch.set_grad_enabled(reached and torch.is_grad_enabled())
 
 
 @contextlib.contextmanager
