@@ -577,7 +577,7 @@ def running_balance(batch_size: int = 4) -> Example:
             self.register_buffer("load", torch.zeros(experts))
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            b, t, d = x.shape
+            d = x.shape[-1]
             flat = x.reshape(-1, d)
             scores = self.gate(flat).sigmoid()
             chosen = (scores + self.bias).topk(self.k, -1).indices
@@ -1253,7 +1253,7 @@ def scripted_pieces(batch_size: int = 4) -> Example:
         return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
 
     class Net(nn.Module):
-        __constants__ = ["width"]
+        __constants__: typing.ClassVar = ["width"]
 
         def __init__(self) -> None:
             super().__init__()

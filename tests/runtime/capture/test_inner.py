@@ -133,6 +133,23 @@ class InnerStep(Net):
         return F.mse_loss(self.two(x @ (weight - 0.1 * step).T), y)
 
 
+class Balanced(Net):
+    """Tasks whose weights follow the norms of their gradients at a shared layer (GradNorm): of scalars, by a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.one(x).tanh()
+        losses = F.mse_loss(self.two(h), y), self.head(h).square().mean()
+        norms = [
+            torch.autograd.grad(weight * loss, self.one.weight, create_graph=True)[0].norm()
+            for weight, loss in zip(self.weights, losses, strict=True)
+        ]
+        return sum(losses) + (norms[0] - norms[1]).abs()
+
+
 class WaveFunction(Net):
     """A determinant's Laplacian: of matrices that lie turned in memory, by a last gradient that needs no graph."""
 
@@ -169,7 +186,7 @@ def check(kind: type[Net], captured: Captured, strategy: Strategy) -> None:
         assert_close(rank, train_plain(partial(made, kind), sgd), strategy.label)
 
 
-@pytest.mark.parametrize("kind", [*BY_SAMPLE, InnerStep])
+@pytest.mark.parametrize("kind", [*BY_SAMPLE, InnerStep, Balanced])
 def test_gradients_inside_forward_are_operators_that_split(kind: type[Net]) -> None:
     captured = captured_whole(kind)
     for strategy in (

@@ -60,11 +60,15 @@ def _tracked(args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def _replaced(generator: Callable[..., Any], apply: Callable[..., Any]) -> Iterator[None]:
     """Let both forms of a checkpoint, that without reentrance and the reentrant one, be others for a while."""
-    before = checkpoint._checkpoint_without_reentrant_generator
+    old, before = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+    own = old.__dict__.get("apply")  # of another such while around this one
     checkpoint._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
-    checkpoint.CheckpointFunction.apply = apply  # type: ignore[method-assign]
+    old.apply = apply  # type: ignore[method-assign]
     try:
         yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = before
-        del checkpoint.CheckpointFunction.apply
+        if own is None:
+            del old.apply
+        else:
+            old.apply = own  # type: ignore[method-assign]
