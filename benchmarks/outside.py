@@ -61,6 +61,7 @@ FILES = (
     "unusual",
     "fields",
     "customs",
+    "corners",
 )
 
 

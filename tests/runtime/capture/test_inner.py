@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,8 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.space import Seed, find_samples, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.assemble import Captured
+from shardwright.runtime.capture.convolved import convolution_backward
+from shardwright.runtime.capture.record import aten
 from shardwright.verbs.coverage import random_strategy
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
@@ -150,6 +153,34 @@ class Balanced(Net):
         return sum(losses) + (norms[0] - norms[1]).abs()
 
 
+class Critic(Net):
+    """A penalty on how steep a critic of convolutions is, as in WGAN-GP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv1d(2, 4, 2, stride=2, padding=1, groups=2)
+        self.back = nn.ConvTranspose1d(4, 2, 3, output_padding=1, stride=2)
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.back(self.wide(x.view(len(x), 2, 3)).tanh()).square().sum((1, 2)).tanh()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = (0.3 * x + 0.7 * y).requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.score(x).sum(), x, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().mean() + self.score(y).mean()
+
+
+class LastLayer(Critic):
+    """A weight of one loss by how steep it is at the last layer beside another (VQGAN)."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses = self.score(x).mean(), self.score(y).square().mean()
+        steep = [
+            torch.autograd.grad(loss, self.wide.weight, retain_graph=True)[0] for loss in losses
+        ]
+        return losses[0] + losses[1] * (steep[0].norm() / steep[1].norm()).detach()
+
+
 class WaveFunction(Net):
     """A determinant's Laplacian: of matrices that lie turned in memory, by a last gradient that needs no graph."""
 
@@ -166,7 +197,7 @@ class WaveFunction(Net):
         return (psi * (bend.square().sum(1) + slope.square().sum(1)).detach().tanh()).mean()
 
 
-BY_SAMPLE = [Forces, Potential, Penalty, Laplacian, Mapped, Partly]
+BY_SAMPLE = [Forces, Potential, Penalty, Laplacian, Mapped, Partly, Critic]
 
 
 def made(kind: type[Net]) -> tuple[Net, dict[str, Tensor]]:
@@ -186,7 +217,7 @@ def check(kind: type[Net], captured: Captured, strategy: Strategy) -> None:
         assert_close(rank, train_plain(partial(made, kind), sgd), strategy.label)
 
 
-@pytest.mark.parametrize("kind", [*BY_SAMPLE, InnerStep, Balanced])
+@pytest.mark.parametrize("kind", [*BY_SAMPLE, InnerStep, Balanced, LastLayer])
 def test_gradients_inside_forward_are_operators_that_split(kind: type[Net]) -> None:
     captured = captured_whole(kind)
     for strategy in (
@@ -215,6 +246,29 @@ def test_matrices_that_arrive_otherwise_in_memory_are_factored_as_they_were_trac
     assert gathered != list(split.configs)
     for strategy in (split, replace(split, configs=tuple(gathered))):
         check(WaveFunction, captured, strategy)
+
+
+def test_the_backward_of_a_convolution_is_that_of_torch() -> None:
+    settings = itertools.product((1, 2, 3), (False, True), (1, 2), (1, 2), (0, 1), (1, 2), (2, 3))
+    for rank, transposed, groups, stride, padding, dilation, width in settings:
+        first, second = (4, 6 // groups) if transposed else (6, 4 // groups)
+        weight = torch.randn(first, second, *[width] * rank, dtype=torch.float64)
+        data = torch.randn(2, 4, *range(6, 6 + rank), dtype=torch.float64)
+        rest = stride - 1 if transposed else 0
+        how = (
+            [stride] * rank,
+            [padding] * rank,
+            [dilation] * rank,
+            transposed,
+            [rest] * rank,
+            groups,
+        )
+        gradient = torch.randn_like(aten.convolution(data, weight, None, *how))
+        given = (gradient, data, weight, [6], *how, [True, True, True])
+        for found, expected in zip(
+            convolution_backward(*given), aten.convolution_backward(*given), strict=True
+        ):
+            torch.testing.assert_close(found, expected)
 
 
 def test_a_step_on_the_whole_batch_allows_no_microbatches() -> None:
