@@ -85,6 +85,7 @@ RULES: dict[str, Rule] = {
     "aten._linalg_slogdet.default": equation("A b.. _ _ -> b.., b.., b.. _ _, b.. _"),
     "aten._linalg_svd.default": equation("A b.. _ _ -> b.. _ _, b.. _, b.. _ _"),
     "aten.linalg_svd.default": equation("A b.. _ _ -> b.. _ _, b.. _, b.. _ _"),
+    "aten.linalg_qr.default": equation("A b.. _ _ -> b.. _ _, b.. _ _"),
     "aten.linalg_lu_factor_ex.default": equation("A b.. _ _ -> b.. _ _, b.. _, b.."),
     "aten.diagonal.default": diagonal,
     "aten.diag_embed.default": diagonal_matrix,

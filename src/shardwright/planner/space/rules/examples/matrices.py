@@ -37,7 +37,7 @@ EXAMPLES = {
         call(P(4, 3, 3)),
     ),
     **every(
-        "_linalg_det.default _linalg_slogdet.default linalg_lu_factor_ex.default",
+        "_linalg_det.default _linalg_slogdet.default linalg_lu_factor_ex.default linalg_qr.default",
         call(P(4, 3, 3)),
     ),
     **every("linalg_svd.default _linalg_svd.default", call(P(4, 3, 3), False)),
