@@ -487,15 +487,15 @@ def queue_by_pointer(batch_size: int = 4) -> Example:
 
 
 def hooks_on_submodules(batch_size: int = 4) -> Example:
-    """Forward pre-hooks with keyword arguments, a hook that returns another result, one that only counts in a
-    buffer, one always called, and handles removed within forward."""
+    """Forward pre-hooks with keyword arguments, a hook that returns another result, one that only counts, is
+    always called, and handles removed within forward."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.one, self.two, self.three = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Bilinear(WIDTH, WIDTH, WIDTH)
             self.gain = nn.Parameter(torch.ones(WIDTH))
-            self.register_buffer("calls", torch.zeros(()))
+            self.calls = 0
             self.one.register_forward_pre_hook(lambda _, args: (args[0] * self.gain,))
             self.two.register_forward_hook(lambda _, args, out: out + args[0])
             self.three.register_forward_pre_hook(self._swap, with_kwargs=True)

@@ -170,8 +170,8 @@ class Blocks:
                 groups.setdefault(key, []).append((number, (source, target)))
         found: dict[int, list[Group]] = {}
         for members in groups.values():
-            number = min(number for number, _ in members)
-            found.setdefault(number, []).append(tuple([pair for _, pair in members]))
+            numbers, pairs = zip(*members, strict=True)
+            found.setdefault(min(numbers), []).append(pairs)
         return found
 
     def _alike(self, source: int, target: int, bucket: int) -> object:

@@ -25,40 +25,53 @@ def convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of data, weight and bias that are ``wanted``: the arguments of ATen's operator."""
     del bias, output_padding
-    kernel, rank = weight.shape[2:], len(stride)
-
-    def of_data() -> Tensor:
-        rest = [0] * rank
-        if not transposed:  # what the last stride has not reached
-            rest = [
-                size - ((out - 1) * step - 2 * pad + hole * (width - 1) + 1)
-                for size, out, step, pad, hole, width in zip(
-                    data.shape[2:],
-                    gradient.shape[2:],
-                    stride,
-                    padding,
-                    dilation,
-                    kernel,
-                    strict=True,
-                )
-            ]
-        how: Any = (stride, padding, dilation, not transposed, rest, groups)
-        return aten.convolution.default(gradient, weight, None, *how)
-
-    def of_weight() -> Tensor:
-        # Samples are channels here, windows lie as far apart as the kernel's holes.
+    windows = (stride, padding, dilation)
+    found: list[Tensor | None] = [None, None, None]
+    if wanted[0]:
+        rest = [0] * len(stride) if transposed else _not_reached(gradient, data, weight, *windows)
+        how: Any = (*windows, not transposed, rest, groups)
+        found[0] = aten.convolution.default(gradient, weight, None, *how)
+    if wanted[1]:
         wide, narrow = (gradient, data) if transposed else (data, gradient)
-        wide, narrow = (one.unflatten(1, (groups, -1)) for one in (wide, narrow))
-        wide = wide.transpose(0, 2).flatten(1, 2)
-        narrow = narrow.movedim(0, 2).flatten(0, 1)
-        how: Any = (dilation, padding, stride, False, [0] * rank, groups)
-        found = aten.convolution.default(wide, narrow, None, *how).transpose(0, 1)
-        for dim, width in enumerate(kernel, 2):
-            found = found.narrow(dim, 0, width)
-        return found
+        found[1] = _of_weight(wide, narrow, weight.shape[2:], *windows, groups)
+    if wanted[2]:
+        found[2] = gradient.sum([0, *range(2, gradient.dim())])
+    return tuple(found)
 
-    def of_bias() -> Tensor:
-        return gradient.sum([0, *range(2, rank + 2)])
 
-    made = (of_data, of_weight, of_bias)
-    return tuple(make() if wants else None for make, wants in zip(made, wanted, strict=True))
+def _not_reached(
+    gradient: Tensor,
+    data: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Return how many places of each dim lie behind the last window."""
+    sizes = zip(data.shape[2:], gradient.shape[2:], weight.shape[2:], strict=True)
+    windows = zip(stride, padding, dilation, strict=True)
+    return [
+        size - ((count - 1) * step - 2 * pad + hole * (width - 1) + 1)
+        for (size, count, width), (step, pad, hole) in zip(sizes, windows, strict=True)
+    ]
+
+
+def _of_weight(
+    wide: Tensor,
+    narrow: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Return the gradient of a kernel that made ``narrow`` of ``wide``: samples are channels here, and windows
+    lie as far apart as the kernel's holes."""
+    wide, narrow = (one.unflatten(1, (groups, -1)) for one in (wide, narrow))
+    wide = wide.transpose(0, 2).flatten(1, 2)
+    narrow = narrow.movedim(0, 2).flatten(0, 1)
+    how: Any = (dilation, padding, stride, False, [0] * len(stride), groups)
+    found = aten.convolution.default(wide, narrow, None, *how).transpose(0, 1)
+    for dim, width in enumerate(kernel, 2):
+        found = found.narrow(dim, 0, width)
+    return found

@@ -125,22 +125,25 @@ def _traced(stub: Stub, given: Sequence[Tensor]) -> fx.GraphModule:
 def _factor_as_traced(graph: fx.Graph) -> None:
     """Factor matrices in operators of their own: determinants and solutions factor a matrix turned where its
     memory is contiguous, and a shard's or a message's is where it was not when backward was traced."""
-    for node in list(graph.nodes):
-        places = _FACTORS.get(node.target, ())
-        wanted = [one for one in node.users if places and one.args[1] in places]
-        if not wanted:
-            continue
-        matrix: Tensor = node.args[0].meta["val"]
-        meta = {key: one for key, one in node.meta.items() if key != "val"}
-        with graph.inserting_after(node):
-            factors = graph.call_function(aten.linalg_lu_factor_ex.default, (node.args[0],))
-        factors.meta = dict(meta)
-        if matrix.is_contiguous() and not matrix.is_complex():
-            with graph.inserting_before(factors):
-                factors.args = (graph.call_function(aten.mT.default, (node.args[0],)),)
-            factors.args[0].meta = dict(meta)
+    for node in [one for one in graph.nodes if one.target in _FACTORS]:
+        places = _FACTORS[node.target]
+        wanted = [one for one in node.users if one.args[1] in places]
+        factors = _factors(graph, node) if wanted else None
         for one in wanted:
             one.args = (factors, places.index(one.args[1]))
+
+
+def _factors(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Add the factors of the matrix that a node is given, turned as the node turns it."""
+    matrix: Any = node.args[0]
+    seen: Tensor = matrix.meta["val"]
+    is_turned = seen.is_contiguous() and not seen.is_complex()
+    with graph.inserting_before(node):
+        turned = graph.call_function(aten.mT.default, (matrix,)) if is_turned else matrix
+        factors = graph.call_function(aten.linalg_lu_factor_ex.default, (turned,))
+    for one in {turned, factors} - {matrix}:
+        one.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    return factors
 
 
 def _empty(like: Tensor) -> Tensor:
