@@ -49,9 +49,21 @@ def forms_of_cross_entropy(batch_size: int = 8) -> Example:
                 + F.cross_entropy(first, labels, self.weight, ignore_index=2, label_smoothing=0.1)
                 + F.nll_loss(planes.log_softmax(1), grid, self.weight, ignore_index=-1)
                 + F.cross_entropy(first, labels, reduction="sum") / len(x)
-                + F.binary_cross_entropy_with_logits(first, soft.sigmoid(), self.weight, pos_weight=self.weight + 1)
-                + F.multilabel_margin_loss(first, torch.where(labels[:, None] > 2, labels[:, None], -1).expand(-1, 5).contiguous())
-                + F.kl_div(first.log_softmax(-1), soft.log_softmax(-1), log_target=True, reduction="batchmean")
+                + F.binary_cross_entropy_with_logits(
+                    first, soft.sigmoid(), self.weight, pos_weight=self.weight + 1
+                )
+                + F.multilabel_margin_loss(
+                    first,
+                    torch.where(labels[:, None] > 2, labels[:, None], -1)
+                    .expand(-1, 5)
+                    .contiguous(),
+                )
+                + F.kl_div(
+                    first.log_softmax(-1),
+                    soft.log_softmax(-1),
+                    log_target=True,
+                    reduction="batchmean",
+                )
             )
 
     grid = tokens(6, batch_size, 3, 2) - 1
@@ -69,7 +81,9 @@ def sums_over_samples(batch_size: int = 8) -> Example:
             self.net = _mlp()
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            decay = sum(p.pow(2).sum() for name, p in self.net.named_parameters() if name.endswith("weight"))
+            decay = sum(
+                p.pow(2).sum() for name, p in self.net.named_parameters() if name.endswith("weight")
+            )
             return 0.05 * F.mse_loss(self.net(x), y, reduction="sum") + 0.01 * decay
 
     return Net(), _rows(batch_size)
@@ -88,7 +102,12 @@ def ratios_per_sample(batch_size: int = 8) -> Example:
             m = mask.to(e.dtype)
             per = (e * m).sum(1) / m.sum(1).clamp(min=1)
             some = m.any(1).to(e.dtype)
-            return per.mean() + (per * some).sum() / some.sum() + e.sum() / x.size(0) / x.shape[1] + (e.sum(1) / len(x)).sum()
+            return (
+                per.mean()
+                + (per * some).sum() / some.sum()
+                + e.sum() / x.size(0) / x.shape[1]
+                + (e.sum(1) / len(x)).sum()
+            )
 
     mask = tokens(2, batch_size, 4).bool()
     mask[1] = False
@@ -101,12 +120,19 @@ def odd_results(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.criterion = _mlp(), nn.ModuleDict({"main": nn.SmoothL1Loss(beta=0.5), "side": nn.L1Loss()})
+            self.net, self.criterion = (
+                _mlp(),
+                nn.ModuleDict({"main": nn.SmoothL1Loss(beta=0.5), "side": nn.L1Loss()}),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Any], list[Tensor]]:
             out = self.net(x)
             losses = {name: criterion(out, y) for name, criterion in self.criterion.items()}
-            logs = {"name": "train", "count": len(losses), "per": [loss.detach() for loss in losses.values()]}
+            logs = {
+                "name": "train",
+                "count": len(losses),
+                "per": [loss.detach() for loss in losses.values()],
+            }
             return sum(losses.values()).mean(dim=0, keepdim=True).sum(), logs, [out]
 
     return Net(), _rows(batch_size)
@@ -125,7 +151,12 @@ def targets_are_inputs(batch_size: int = 8) -> Example:
             return F.mse_loss(out, target) + F.l1_loss(out[..., :2], half)
 
     image = floats(batch_size, 2, 4, 4).to(memory_format=torch.channels_last)
-    return Net(), {"image": image, "target": image, "half": image[..., :2], "scale": torch.ones(1, 1, 1, 1).expand(batch_size, 2, 4, 4)}
+    return Net(), {
+        "image": image,
+        "target": image,
+        "half": image[..., :2],
+        "scale": torch.ones(1, 1, 1, 1).expand(batch_size, 2, 4, 4),
+    }
 
 
 # -- shapes that samples are folded into ----------------------------------------------------------------
@@ -185,14 +216,21 @@ def siblings_of_a_batch(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.norm, self.predict = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), _mlp()
+            self.net, self.norm, self.predict = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.BatchNorm1d(WIDTH),
+                _mlp(),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             z = self.norm(self.net(torch.cat((x, y))))
             p1, p2 = self.predict(z).chunk(2)
             z1, z2 = z.detach().split(len(x))
             own = torch.cat([self.norm(part) for part in z.tensor_split(2)])
-            return -(F.cosine_similarity(p1, z2).mean() + F.cosine_similarity(p2, z1).mean()) / 2 + own.pow(4).mean() * 0.1
+            return (
+                -(F.cosine_similarity(p1, z2).mean() + F.cosine_similarity(p2, z1).mean()) / 2
+                + own.pow(4).mean() * 0.1
+            )
 
     return Net(), _rows(batch_size)
 
@@ -219,11 +257,19 @@ def indices_of_all_kinds(batch_size: int = 8) -> Example:
             back = torch.empty_like(order).scatter_(1, order, torch.arange(t).expand(b, t))
             sorted_ = h.gather(1, order.unsqueeze(-1).expand(-1, -1, d))
             again = torch.take_along_dim(sorted_, back.unsqueeze(-1), 1)
-            filled = h.index_fill(1, torch.tensor([1]), 0.5).index_add(2, torch.tensor([0, 3]), h[..., :2], alpha=-0.5)
+            filled = h.index_fill(1, torch.tensor([1]), 0.5).index_add(
+                2, torch.tensor([0, 3]), h[..., :2], alpha=-0.5
+            )
             taken = torch.take(self.table, at.clamp(max=39))
-            scattered = torch.ones(b, d, dtype=h.dtype).scatter_reduce(1, at, h[:, 0, : at.shape[1]], "prod", include_self=True)
-            spread = torch.zeros(b, 5, dtype=h.dtype).scatter_add(1, at.clamp(max=4), h[:, 1, : at.shape[1]])
-            named = self.table[at[:, 0].clamp(max=4)] + F.embedding(at[:, 1].clamp(max=4), self.table)
+            scattered = torch.ones(b, d, dtype=h.dtype).scatter_reduce(
+                1, at, h[:, 0, : at.shape[1]], "prod", include_self=True
+            )
+            spread = torch.zeros(b, 5, dtype=h.dtype).scatter_add(
+                1, at.clamp(max=4), h[:, 1, : at.shape[1]]
+            )
+            named = self.table[at[:, 0].clamp(max=4)] + F.embedding(
+                at[:, 1].clamp(max=4), self.table
+            )
             total = again + filled
             total[:, -1] = named
             return (
@@ -231,7 +277,11 @@ def indices_of_all_kinds(batch_size: int = 8) -> Example:
                 + scattered.tanh().mean() + (spread @ self.table).mean()
             )  # fmt: skip
 
-    return Net(), {"x": floats(batch_size, 4, WIDTH), "at": tokens(8, batch_size, 3), "y": floats(batch_size, 4, WIDTH)}
+    return Net(), {
+        "x": floats(batch_size, 4, WIDTH),
+        "at": tokens(8, batch_size, 3),
+        "y": floats(batch_size, 4, WIDTH),
+    }
 
 
 def tables_by_search(batch_size: int = 8) -> Example:
@@ -251,7 +301,9 @@ def tables_by_search(batch_size: int = 8) -> Example:
             rank = torch.searchsorted(y.sort(1).values.contiguous(), x.contiguous()).to(x.dtype)
             soft = torch.sigmoid((x.unsqueeze(-1) - edges) * 4).diff(dim=-1).sum(1)
             counts = F.one_hot(where, 7).sum(1).to(x.dtype)
-            weights = torch.bincount(where[:, 0], weights=x[:, 0].detach().float(), minlength=7).to(x.dtype)
+            weights = torch.bincount(where[:, 0], weights=x[:, 0].detach().float(), minlength=7).to(
+                x.dtype
+            )
             return (
                 (self.head(h).squeeze(-1) - rank.mean(1)).square().mean() + soft.square().mean()
                 + (counts @ self.values.weight).square().mean() * 0.01 + (weights @ self.values.weight).square().mean() * 0.01
@@ -288,7 +340,11 @@ def sparse_choices(batch_size: int = 8) -> Example:
             mix = self.sparsemax(z) + straight + masked + 0.01 * ranks
             return F.mse_loss(mix @ self.values, y)
 
-    return Net(), {"x": floats(batch_size, WIDTH), "noise": floats(batch_size, 6).sigmoid(), "y": floats(batch_size, WIDTH).flip(0)}
+    return Net(), {
+        "x": floats(batch_size, WIDTH),
+        "noise": floats(batch_size, 6).sigmoid(),
+        "y": floats(batch_size, WIDTH).flip(0),
+    }
 
 
 # -- products and matrices ------------------------------------------------------------------------------
@@ -315,7 +371,9 @@ def products_of_all_kinds(batch_size: int = 8) -> Example:
             dotted = torch.tensordot(m, self.b, dims=([2], [0]))
             multi = torch.linalg.multi_dot((self.a, self.b, self.c, self.v))
             outer = torch.outer(self.v, multi)
-            plain = torch.addmm(outer, self.a, self.b, alpha=0.2) + torch.addr(self.a, self.v, self.v, beta=2)
+            plain = torch.addmm(outer, self.a, self.b, alpha=0.2) + torch.addr(
+                self.a, self.v, self.v, beta=2
+            )
             out = dotted @ plain + batched
             return (
                 F.mse_loss(out, y) + trace.square().mean() * 0.01 + (chain * inner).mean()
@@ -336,7 +394,9 @@ def factors_of_matrices(batch_size: int = 8) -> Example:
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             h = self.net(x)
-            m = torch.einsum("bti,btj->bij", h[..., :4], h[..., :4]) / x.shape[1] + torch.eye(4, dtype=h.dtype)
+            m = torch.einsum("bti,btj->bij", h[..., :4], h[..., :4]) / x.shape[1] + torch.eye(
+                4, dtype=h.dtype
+            )
             q, r = torch.linalg.qr(m)
             r = r * torch.diagonal(r, dim1=-2, dim2=-1).sign().unsqueeze(-1)
             values = torch.linalg.eigvalsh(m)
@@ -391,8 +451,13 @@ def convolutions_of_all_kinds(batch_size: int = 4) -> Example:
             self.same = nn.Conv2d(4, 8, 3, padding="same", dilation=2, bias=False)
             self.circular = nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular", groups=4)
             self.down = nn.Conv2d(8, 8, (3, 1), stride=(2, 1), padding=(1, 0))
-            self.up = nn.ConvTranspose2d(8, 4, 3, stride=(2, 1), padding=1, output_padding=(1, 0), groups=2)
-            self.deep, self.line = nn.Conv3d(2, 2, 2, stride=(1, 2, 2), groups=2), nn.ConvTranspose1d(4, 4, 3, dilation=2)
+            self.up = nn.ConvTranspose2d(
+                8, 4, 3, stride=(2, 1), padding=1, output_padding=(1, 0), groups=2
+            )
+            self.deep, self.line = (
+                nn.Conv3d(2, 2, 2, stride=(1, 2, 2), groups=2),
+                nn.ConvTranspose1d(4, 4, 3, dilation=2),
+            )
             self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -404,15 +469,24 @@ def convolutions_of_all_kinds(batch_size: int = 4) -> Example:
             h = self.up(F.selu(self.down(h)))
             volume = self.deep(h.view(len(h), 2, 2, *h.shape[2:])).flatten(1, 2)
             line = self.line(h.flatten(2)).mean(-1)
-            odd = F.adaptive_avg_pool2d(h, (3, 4)).sum((2, 3)) + F.adaptive_max_pool2d(h, (2, 3)).sum((2, 3))
+            odd = F.adaptive_avg_pool2d(h, (3, 4)).sum((2, 3)) + F.adaptive_max_pool2d(
+                h, (2, 3)
+            ).sum((2, 3))
             resized = F.interpolate(h, size=(5, 7), mode="bicubic", align_corners=True).mean((2, 3))
             resized = resized + F.interpolate(h, scale_factor=1.5, mode="bilinear").mean((2, 3))
             shuffled = F.pixel_unshuffle(h, 2).mean((2, 3)).view(len(h), 4, 4).sum(2)
             folded = F.fold(F.unfold(h, 3, padding=1, stride=2), (6, 6), 3, padding=1, stride=2)
             channels = F.channel_shuffle(folded, 2)
-            pooled = F.lp_pool2d(channels.abs() + 0.1, 2.0, 3).mean((2, 3)) + F.avg_pool2d(h, 3, 2, 1, count_include_pad=False).mean((2, 3))
+            pooled = F.lp_pool2d(channels.abs() + 0.1, 2.0, 3).mean((2, 3)) + F.avg_pool2d(
+                h, 3, 2, 1, count_include_pad=False
+            ).mean((2, 3))
             parts = line + odd + resized + shuffled + pooled
-            return F.mse_loss(h, x) + volume.square().mean() + parts.square().mean() * 0.1 + F.local_response_norm(h, 2).mean()
+            return (
+                F.mse_loss(h, x)
+                + volume.square().mean()
+                + parts.square().mean() * 0.1
+                + F.local_response_norm(h, 2).mean()
+            )
 
     return Net(), {"x": floats(batch_size, 4, 6, 6)}
 
@@ -424,9 +498,20 @@ def recurrences_of_all_kinds(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm = nn.LSTM(WIDTH, 12, num_layers=2, proj_size=5, bidirectional=True, batch_first=True, dropout=0.1)
+            self.lstm = nn.LSTM(
+                WIDTH,
+                12,
+                num_layers=2,
+                proj_size=5,
+                bidirectional=True,
+                batch_first=True,
+                dropout=0.1,
+            )
             self.gru, self.h0 = nn.GRU(10, 6, num_layers=2), nn.Parameter(floats(2, 1, 6))
-            self.rnn, self.cell = nn.RNN(6, 6, nonlinearity="relu", batch_first=True, bias=False), nn.LSTMCell(6, 6)
+            self.rnn, self.cell = (
+                nn.RNN(6, 6, nonlinearity="relu", batch_first=True, bias=False),
+                nn.LSTMCell(6, 6),
+            )
             self.u, self.out = nn.Parameter(torch.full((6,), 0.9)), nn.Linear(6, WIDTH)
 
         def forward(self, x: Tensor, coins: Tensor, y: Tensor) -> Tensor:
@@ -443,7 +528,9 @@ def recurrences_of_all_kinds(batch_size: int = 4) -> Example:
                 if step == t // 2:
                     state, memory = state.detach(), memory.detach()
                 outs.append(state)
-            return F.mse_loss(self.out(torch.stack(outs, 1)), y) + 0.01 * (hn.square().mean() + cn.square().mean())
+            return F.mse_loss(self.out(torch.stack(outs, 1)), y) + 0.01 * (
+                hn.square().mean() + cn.square().mean()
+            )
 
     return Net(), {**_rows(batch_size, 4), "coins": floats(batch_size, 4).sigmoid()}
 
@@ -458,8 +545,14 @@ def attentions_by_hand(batch_size: int = 4) -> Example:
             self.h, self.d = heads, WIDTH // heads
             self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
             self.rel = nn.Parameter(floats(heads, length, self.d))
-            self.u, self.w = nn.Parameter(torch.zeros(heads, 1, self.d)), nn.Parameter(torch.zeros(heads, 1, self.d))
-            self.talk, self.memory = nn.Parameter(torch.eye(heads)), nn.Parameter(floats(2, heads, 3, self.d) * 0.3)
+            self.u, self.w = (
+                nn.Parameter(torch.zeros(heads, 1, self.d)),
+                nn.Parameter(torch.zeros(heads, 1, self.d)),
+            )
+            self.talk, self.memory = (
+                nn.Parameter(torch.eye(heads)),
+                nn.Parameter(floats(2, heads, 3, self.d) * 0.3),
+            )
             self.register_buffer("slopes", 2.0 ** -torch.arange(1, heads + 1).view(heads, 1, 1))
 
         def shift(self, x: Tensor) -> Tensor:
@@ -472,7 +565,9 @@ def attentions_by_hand(batch_size: int = 4) -> Example:
             content = (q + self.u) @ k.mT
             position = self.shift((q + self.w) @ self.rel.mT)
             place = torch.arange(n, dtype=x.dtype)
-            scores = (content + position) / self.d**0.5 - self.slopes * (place[:, None] - place).abs()
+            scores = (content + position) / self.d**0.5 - self.slopes * (
+                place[:, None] - place
+            ).abs()
             visible = torch.arange(n) < lengths[:, None]
             scores = scores.masked_fill(~visible[:, None, None], torch.finfo(scores.dtype).min)
             extra = q @ self.memory[0].mT
@@ -484,7 +579,10 @@ def attentions_by_hand(batch_size: int = 4) -> Example:
             local = torch.einsum("bhnw,bhndw->bhnd", near, F.pad(v, (0, 0, 1, 1)).unfold(2, 3, 1))
             fq, fk = F.elu(q) + 1, F.elu(k) + 1
             sums = torch.einsum("bhnd,bhne->bhnde", fk, v).cumsum(2)
-            linear = torch.einsum("bhnd,bhnde->bhne", fq, sums) / torch.einsum("bhnd,bhnd->bhn", fq, fk.cumsum(2))[..., None]
+            linear = (
+                torch.einsum("bhnd,bhnde->bhne", fq, sums)
+                / torch.einsum("bhnd,bhnd->bhn", fq, fk.cumsum(2))[..., None]
+            )
             marks = q.view(b, self.h, 3, n // 3, self.d).mean(3)
             nystrom = (q @ marks.mT).softmax(-1) @ (marks @ k.mT).softmax(-1) @ v
             o = (full + local + linear + nystrom).transpose(1, 2).reshape(b, n, -1)
@@ -500,7 +598,11 @@ def norms_by_hand(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.mix, self.table = nn.Conv2d(3, 4, 3, padding=1), nn.Parameter(torch.zeros(3)), nn.Embedding(5, 8)
+            self.conv, self.mix, self.table = (
+                nn.Conv2d(3, 4, 3, padding=1),
+                nn.Parameter(torch.zeros(3)),
+                nn.Embedding(5, 8),
+            )
             self.plain = nn.BatchNorm2d(4, affine=False)
             self.register_buffer("mean", torch.zeros(4))
             self.register_buffer("std", torch.ones(4))
@@ -518,10 +620,16 @@ def norms_by_hand(batch_size: int = 8) -> Example:
 
         def forward(self, x: Tensor, label: Tensor) -> Tensor:
             w = self.conv.weight
-            w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
+            w = (w - w.mean((1, 2, 3), keepdim=True)) / (
+                w.var((1, 2, 3), keepdim=True) + 1e-5
+            ).sqrt()
             h = F.conv2d(x, w, self.conv.bias, padding=1)
             share = self.mix.softmax(0)
-            h = share[0] * self.renorm(h) + share[1] * F.instance_norm(h) + share[2] * F.layer_norm(h, h.shape[1:])
+            h = (
+                share[0] * self.renorm(h)
+                + share[1] * F.instance_norm(h)
+                + share[2] * F.layer_norm(h, h.shape[1:])
+            )
             gamma, beta = self.table(label).chunk(2, 1)
             h = self.plain(h) * (1 + gamma[..., None, None]) + beta[..., None, None]
             gx = h.norm(dim=(2, 3), keepdim=True)
@@ -541,7 +649,11 @@ def numbers_of_all_dtypes(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.scale, self.table = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.tensor(2.0)), nn.Embedding(16, WIDTH)
+            self.net, self.scale, self.table = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.Parameter(torch.tensor(2.0)),
+                nn.Embedding(16, WIDTH),
+            )
             self.register_buffer("flags", torch.tensor([1, 0, 1, 1, 0, 0, 1, 0], dtype=torch.bool))
             self.register_buffer("offset", torch.tensor(3))
 
@@ -554,13 +666,31 @@ def numbers_of_all_dtypes(batch_size: int = 8) -> Example:
             h = h * self.scale + n.to(torch.float32).unsqueeze(1) / 7
             z = torch.polar(h.abs(), h) ** 2
             h = z.real + z.angle() * 0.1 + torch.view_as_real(z).sum(-1) * 0.01
-            h = h + (torch.trunc(x) + torch.frac(x) + x.sign() + torch.fmod(x, 1.3) + torch.floor(x / 0.7)) * 0.01
+            h = (
+                h
+                + (
+                    torch.trunc(x)
+                    + torch.frac(x)
+                    + x.sign()
+                    + torch.fmod(x, 1.3)
+                    + torch.floor(x / 0.7)
+                )
+                * 0.01
+            )
             count = (h > 0).sum(1) - (h < 0).sum(1)
             low = torch.where(h > torch.finfo(h.dtype).tiny, h, h.new_tensor(0.25))
             island = (low.float() * 1.5).to(h.dtype)
-            return F.mse_loss(island, y) + 0.01 * (count.to(h.dtype) * h.mean(1)).mean() + (torch.tensor(2) * self.scale - 1.5).square()
+            return (
+                F.mse_loss(island, y)
+                + 0.01 * (count.to(h.dtype) * h.mean(1)).mean()
+                + (torch.tensor(2) * self.scale - 1.5).square()
+            )
 
-    return Net(), {"x": floats(batch_size, WIDTH), "n": tokens(30, batch_size), "y": floats(batch_size, WIDTH).flip(0)}
+    return Net(), {
+        "x": floats(batch_size, WIDTH),
+        "n": tokens(30, batch_size),
+        "y": floats(batch_size, WIDTH).flip(0),
+    }
 
 
 def views_of_parameters(batch_size: int = 8) -> Example:
@@ -573,7 +703,10 @@ def views_of_parameters(batch_size: int = 8) -> Example:
             self.big = nn.Parameter(floats(3 * WIDTH, WIDTH) * 0.2)
             self.left, self.right = nn.Parameter(floats(WIDTH, 2)), nn.Parameter(floats(2, WIDTH))
             self.places = nn.Parameter(floats(1, WIDTH, 2, 2))
-            self.start, self.many = nn.Parameter(floats(1, 1, WIDTH)), nn.ParameterDict({"a-b": floats(4, WIDTH), "c.d".replace(".", "_"): floats(WIDTH)})
+            self.start, self.many = (
+                nn.Parameter(floats(1, 1, WIDTH)),
+                nn.ParameterDict({"a-b": floats(4, WIDTH), "c.d".replace(".", "_"): floats(WIDTH)}),
+            )
             base = torch.arange(10.0)
             self.register_buffer("base", base)
             self.register_buffer("part", base[2:6])
@@ -582,13 +715,18 @@ def views_of_parameters(batch_size: int = 8) -> Example:
             q, k, v = self.big.chunk(3)
             joined = torch.cat((q[:4], k[4:])) + v.T
             low = self.left @ self.right
-            grid = F.interpolate(self.places, size=(2, 3), mode="bilinear").flatten(2).transpose(1, 2)
+            grid = (
+                F.interpolate(self.places, size=(2, 3), mode="bilinear").flatten(2).transpose(1, 2)
+            )
             x = torch.cat((self.start.expand(len(x), -1, -1), x), 1) + grid[:, : x.shape[1] + 1]
             h = x @ F.normalize(joined, dim=1).T + x @ low
             h = h + self.many["a-b"][which].unsqueeze(1) * self.many["c_d"].softmax(0)
             h = h * self.big.view(3, WIDTH, WIDTH)[1].diagonal() + self.part.mean()
             tiled = self.right.repeat(4, 1).reshape(2, 4, WIDTH).mean(1)
-            return F.mse_loss(h[:, 1:], y) + (tiled.square().sum() + self.big.T.reshape(-1)[::5].square().sum()) * 0.01
+            return (
+                F.mse_loss(h[:, 1:], y)
+                + (tiled.square().sum() + self.big.T.reshape(-1)[::5].square().sum()) * 0.01
+            )
 
     return Net(), {**_rows(batch_size, 3), "which": tokens(4, batch_size)}
 
@@ -600,11 +738,21 @@ def strange_names(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleDict({"0": nn.Linear(WIDTH, WIDTH), "class": nn.Linear(WIDTH, WIDTH), "a b-c": nn.LayerNorm(WIDTH)})
+            self.blocks = nn.ModuleDict(
+                {
+                    "0": nn.Linear(WIDTH, WIDTH),
+                    "class": nn.Linear(WIDTH, WIDTH),
+                    "a b-c": nn.LayerNorm(WIDTH),
+                }
+            )
             self.add_module("lambda", nn.Linear(WIDTH, WIDTH))
             self.register_parameter("None", nn.Parameter(torch.ones(WIDTH)))
             self.register_buffer("return", torch.zeros(WIDTH))
-            self.input, self.output, self.args = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.input, self.output, self.args = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+            )
 
         def forward(self, **batch: Tensor) -> Tensor:
             h = batch["pixel values"]
@@ -613,7 +761,10 @@ def strange_names(batch_size: int = 8) -> Example:
             h = getattr(self, "lambda")(h) * getattr(self, "None")
             with torch.no_grad():
                 getattr(self, "return").add_(h.mean(0))
-            return F.mse_loss(self.args(self.output(self.input(h))), batch["class"]) * batch["self.weight"].mean()
+            return (
+                F.mse_loss(self.args(self.output(self.input(h))), batch["class"])
+                * batch["self.weight"].mean()
+            )
 
     return Net(), {
         "pixel values": floats(batch_size, WIDTH), "class": floats(batch_size, WIDTH).flip(0), "self.weight": torch.ones(batch_size),
@@ -628,7 +779,11 @@ def switched_in_forward(batch_size: int = 8) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
-            self.frozen, self.probe, self.teacher = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.frozen, self.probe, self.teacher = (
+                nn.BatchNorm1d(WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+            )
             self.frozen.weight.requires_grad_(False)
             self.teacher.requires_grad_(False)
 
@@ -643,7 +798,12 @@ def switched_in_forward(batch_size: int = 8) -> Example:
                 goal = self.teacher(y).detach()
             probe = F.mse_loss(self.probe(h.detach()), y)
             other = self.body(y)
-            return F.mse_loss(h, goal) + probe + F.mse_loss(h, other.detach()) + F.mse_loss(h.detach(), other)
+            return (
+                F.mse_loss(h, goal)
+                + probe
+                + F.mse_loss(h, other.detach())
+                + F.mse_loss(h.detach(), other)
+            )
 
     return Net(), _rows(batch_size)
 
@@ -665,7 +825,10 @@ def recursive(batch_size: int = 8) -> Example:
                     known[key] = self.leaf(parts[0])
                 else:
                     middle = len(parts) // 2
-                    both = [self.reduce(half, depth + 1, known) for half in (parts[:middle], parts[middle:])]
+                    both = [
+                        self.reduce(half, depth + 1, known)
+                        for half in (parts[:middle], parts[middle:])
+                    ]
                     known[key] = torch.tanh(self.merge(torch.cat(both, -1))) * self.gains[depth]
             return known[key]
 
@@ -693,7 +856,9 @@ def shared_across_scales(batch_size: int = 4) -> Example:
             h, levels = F.relu(self.stem(image)), []
             for scale in self.scales:
                 out = self.head(h)
-                levels.append(torch.cat((out[:, :1], (out[:, 1:] * scale).sigmoid()), 1).flatten(2).mT)
+                levels.append(
+                    torch.cat((out[:, :1], (out[:, 1:] * scale).sigmoid()), 1).flatten(2).mT
+                )
                 h = F.max_pool2d(h, 2)
             every = torch.cat(levels, 1)
             scores, found = every[..., 0], every[..., 1:]
@@ -701,9 +866,14 @@ def shared_across_scales(batch_size: int = 4) -> Example:
             best = cost.argmin(1)
             picked = found.gather(1, best.unsqueeze(-1).expand(-1, -1, 4))
             target = torch.zeros_like(scores).scatter(1, best, 1.0)
-            return F.l1_loss(picked, boxes, reduction="sum") / target.sum() + F.binary_cross_entropy_with_logits(scores, target)
+            return F.l1_loss(
+                picked, boxes, reduction="sum"
+            ) / target.sum() + F.binary_cross_entropy_with_logits(scores, target)
 
-    return Net(), {"image": floats(batch_size, 3, 8, 8), "boxes": floats(batch_size, 2, 4).sigmoid()}
+    return Net(), {
+        "image": floats(batch_size, 3, 8, 8),
+        "boxes": floats(batch_size, 2, 4).sigmoid(),
+    }
 
 
 def many_small_states(batch_size: int = 8) -> Example:
@@ -714,7 +884,11 @@ def many_small_states(batch_size: int = 8) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.net = _mlp()
-            for name, value in (("top", torch.zeros(WIDTH)), ("hist", torch.zeros(4)), ("unread", torch.zeros(WIDTH))):
+            for name, value in (
+                ("top", torch.zeros(WIDTH)),
+                ("hist", torch.zeros(4)),
+                ("unread", torch.zeros(WIDTH)),
+            ):
                 self.register_buffer(name, value)
             self.register_buffer("flag", torch.tensor(False))
             self.register_buffer("ages", torch.zeros(WIDTH, dtype=torch.long))
@@ -751,7 +925,10 @@ def mixed_experts_of_lists(batch_size: int = 8) -> Example:
             gates = torch.zeros_like(logits).scatter(1, index[:, :2], top[:, :2].softmax(1))
             inside = logits > top[:, 2:3]
             normal = torch.distributions.Normal(0.0, 1.0)
-            p_in, p_out = normal.cdf((clean - top[:, 2:3]) / scale), normal.cdf((clean - top[:, 1:2]) / scale)
+            p_in, p_out = (
+                normal.cdf((clean - top[:, 2:3]) / scale),
+                normal.cdf((clean - top[:, 1:2]) / scale),
+            )
             load, importance = torch.where(inside, p_in, p_out).sum(0), gates.sum(0)
             out = torch.stack([expert(x) for expert in self.experts], 1)
             mixed = torch.einsum("be,bed->bd", gates, out)
@@ -780,7 +957,11 @@ def wrapped_forward(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two, self.three = mixed(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.one, self.two, self.three = (
+                mixed(WIDTH, WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+            )
             self.gain = nn.Parameter(torch.ones(WIDTH))
             plain = self.two.forward
             self.two.forward = lambda x: plain(x) * self.gain
@@ -815,7 +996,9 @@ def long_sums(batch_size: int = 8) -> Example:
                     continue
                 weights = self.mix[depth, : len(outs)].softmax(0)
                 into = sum(w * o for w, o in zip(weights, outs, strict=True))
-                outs.append(into + F.silu(self.layers[depth % 3](self.norm(into))) / math.sqrt(depth + 1))
+                outs.append(
+                    into + F.silu(self.layers[depth % 3](self.norm(into))) / math.sqrt(depth + 1)
+                )
             return F.mse_loss(torch.stack(outs[1:]).mean(0), y)
 
     return Net(), _rows(batch_size)

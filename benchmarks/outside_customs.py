@@ -51,7 +51,9 @@ def adaptive_adversary(batch_size: int = 4) -> Example:
             self.encoder = nn.Conv2d(3, 8, 3, 2, 1)
             self.body = nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU(), nn.Upsample(scale_factor=2))
             self.last = nn.Conv2d(8, 3, 3, padding=1)
-            self.critic = nn.Sequential(nn.Conv2d(3, 6, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 3, padding=1))
+            self.critic = nn.Sequential(
+                nn.Conv2d(3, 6, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 3, padding=1)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             out = self.last(self.body(self.encoder(x)))
@@ -78,7 +80,10 @@ def gradient_penalty(batch_size: int = 4) -> Example:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.generator, self.critic = _mlp(4, WIDTH), nn.Sequential(nn.Linear(WIDTH, 16), nn.Softplus(), nn.Linear(16, 1))
+            self.generator, self.critic = (
+                _mlp(4, WIDTH),
+                nn.Sequential(nn.Linear(WIDTH, 16), nn.Softplus(), nn.Linear(16, 1)),
+            )
             self.register_buffer("mean_path", torch.zeros(()))
 
         def forward(self, real: Tensor, z: Tensor, alpha: Tensor) -> Tensor:
@@ -86,17 +91,39 @@ def gradient_penalty(batch_size: int = 4) -> Example:
             fake = self.generator(z)
             mixed = (alpha * real + (1 - alpha) * fake.detach()).requires_grad_(True)
             score = self.critic(mixed)
-            grads = torch.autograd.grad(outputs=score, inputs=mixed, grad_outputs=torch.ones_like(score), create_graph=True)[0]
+            grads = torch.autograd.grad(
+                outputs=score, inputs=mixed, grad_outputs=torch.ones_like(score), create_graph=True
+            )[0]
             gp = ((grads.view(len(grads), -1).norm(2, dim=1) - 1) ** 2).mean()
             real = real.detach().requires_grad_()
-            r1 = torch.autograd.grad(self.critic(real).sum(), real, create_graph=True)[0].pow(2).sum(1).mean()
+            r1 = (
+                torch.autograd.grad(self.critic(real).sum(), real, create_graph=True)[0]
+                .pow(2)
+                .sum(1)
+                .mean()
+            )
             noise = torch.ones_like(fake) / math.sqrt(WIDTH)
-            path = torch.autograd.grad((fake * noise).sum(), z, create_graph=True)[0].pow(2).sum(1).sqrt()
+            path = (
+                torch.autograd.grad((fake * noise).sum(), z, create_graph=True)[0]
+                .pow(2)
+                .sum(1)
+                .sqrt()
+            )
             mean = self.mean_path + 0.1 * (path.mean().detach() - self.mean_path)
             self.mean_path.copy_(mean)
-            return self.critic(fake.detach()).mean() - self.critic(real).mean() + 10 * gp + r1 + (path - mean).pow(2).mean()
+            return (
+                self.critic(fake.detach()).mean()
+                - self.critic(real).mean()
+                + 10 * gp
+                + r1
+                + (path - mean).pow(2).mean()
+            )
 
-    return Pair(), {"real": floats(batch_size, WIDTH), "z": floats(batch_size, 4), "alpha": floats(batch_size, 1).sigmoid()}
+    return Pair(), {
+        "real": floats(batch_size, WIDTH),
+        "z": floats(batch_size, 4),
+        "alpha": floats(batch_size, 1).sigmoid(),
+    }
 
 
 def virtual_adversary(batch_size: int = 4) -> Example:
@@ -162,12 +189,17 @@ def normalised_gradients(batch_size: int = 4) -> Example:
     class Tasks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.shared, self.heads = nn.Linear(WIDTH, WIDTH), nn.ModuleList(nn.Linear(WIDTH, 1) for _ in range(3))
+            self.shared, self.heads = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.ModuleList(nn.Linear(WIDTH, 1) for _ in range(3)),
+            )
             self.weights = nn.Parameter(torch.ones(3))
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             h = torch.tanh(self.shared(x))
-            losses = torch.stack([F.mse_loss(head(h)[:, 0], y[:, i]) for i, head in enumerate(self.heads)])
+            losses = torch.stack(
+                [F.mse_loss(head(h)[:, 0], y[:, i]) for i, head in enumerate(self.heads)]
+            )
             norms = torch.stack([
                 torch.autograd.grad(w * one, self.shared.weight, retain_graph=True, create_graph=True)[0].norm()
                 for w, one in zip(self.weights, losses, strict=True)
@@ -242,7 +274,10 @@ def functions_in_new_style(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.w1, self.w2 = nn.Parameter(floats(12, WIDTH) * 0.3), nn.Parameter(floats(WIDTH, 12) * 0.3)
+            self.w1, self.w2 = (
+                nn.Parameter(floats(12, WIDTH) * 0.3),
+                nn.Parameter(floats(WIDTH, 12) * 0.3),
+            )
             self.bias = nn.Embedding(12, 1)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -270,7 +305,9 @@ def _swish_operator() -> Any:
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, beta = ctx.saved_tensors
         s = torch.sigmoid(beta * x)
-        return grad * (s + beta * x * s * (1 - s)), (grad * x * x * s * (1 - s)).sum_to_size(beta.shape)
+        return grad * (s + beta * x * s * (1 - s)), (grad * x * x * s * (1 - s)).sum_to_size(
+            beta.shape
+        )
 
     scaled_swish.register_autograd(backward, setup_context=setup)
     return scaled_swish
@@ -283,7 +320,11 @@ def registered_operator(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two, self.beta = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH), nn.Parameter(torch.ones(12))
+            self.one, self.two, self.beta = (
+                nn.Linear(WIDTH, 12),
+                nn.Linear(12, WIDTH),
+                nn.Parameter(torch.ones(12)),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(self.two(swish(self.one(x), self.beta)), y)
@@ -357,8 +398,14 @@ def checkpoints_of_all_kinds(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.stack = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(4)))
-            self.inner, self.drop, self.scale = _mlp(), nn.Dropout(0.1), nn.Parameter(torch.ones(WIDTH))
+            self.stack = nn.Sequential(
+                *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(4))
+            )
+            self.inner, self.drop, self.scale = (
+                _mlp(),
+                nn.Dropout(0.1),
+                nn.Parameter(torch.ones(WIDTH)),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             def scaled(h: Tensor, *, power: float) -> Tensor:
@@ -445,7 +492,9 @@ def averaged_in_forward(batch_size: int = 4) -> Example:
         def follow(self) -> None:
             self.updates += 1
             decay = 0.9 * (1 - torch.exp(-self.updates / 2.0))
-            for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            for mine, theirs in zip(
+                self.teacher.parameters(), self.student.parameters(), strict=True
+            ):
                 mine.copy_(decay * mine + (1 - decay) * theirs)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -493,7 +542,11 @@ def hooks_on_submodules(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two, self.three = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Bilinear(WIDTH, WIDTH, WIDTH)
+            self.one, self.two, self.three = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+                nn.Bilinear(WIDTH, WIDTH, WIDTH),
+            )
             self.gain = nn.Parameter(torch.ones(WIDTH))
             self.calls = 0
             self.one.register_forward_pre_hook(lambda _, args: (args[0] * self.gain,))
@@ -510,7 +563,9 @@ def hooks_on_submodules(batch_size: int = 4) -> Example:
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             kept: list[Tensor] = []
-            handle = self.two.register_forward_hook(lambda *things: kept.append(things[-1].square().mean()))
+            handle = self.two.register_forward_hook(
+                lambda *things: kept.append(things[-1].square().mean())
+            )
             try:
                 h = F.relu(self.two(F.relu(self.one(x))))
             finally:
@@ -541,8 +596,21 @@ def features_of_an_extractor(batch_size: int = 2) -> Example:
     class Style(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.Sequential(nn.ReflectionPad2d(1), nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Conv2d(8, 3, 1))
-            backbone = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 6, 1), nn.ReLU())
+            self.net = nn.Sequential(
+                nn.ReflectionPad2d(1),
+                nn.Conv2d(3, 8, 3),
+                nn.InstanceNorm2d(8, affine=True),
+                nn.ReLU(),
+                nn.Conv2d(8, 3, 1),
+            )
+            backbone = nn.Sequential(
+                nn.Conv2d(3, 6, 3),
+                nn.BatchNorm2d(6),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(6, 6, 1),
+                nn.ReLU(),
+            )
             self.backbone = backbone.requires_grad_(False)
             self.extract = Extractor(self.backbone, (2, 5))
 
@@ -560,7 +628,10 @@ def features_of_an_extractor(batch_size: int = 2) -> Example:
                 loss = loss + F.mse_loss(a @ a.mT / a[0].numel(), b @ b.mT / b[0].numel())
             return loss + 1e-3 * (out[..., 1:] - out[..., :-1]).abs().sum() / len(out)
 
-    return Style(), {"x": floats(batch_size, 3, 8, 8), "style": floats(batch_size, 3, 8, 8).flip(-1)}
+    return Style(), {
+        "x": floats(batch_size, 3, 8, 8),
+        "style": floats(batch_size, 3, 8, 8).flip(-1),
+    }
 
 
 def running_balance(batch_size: int = 4) -> Example:
@@ -572,7 +643,10 @@ def running_balance(batch_size: int = 4) -> Example:
             super().__init__()
             self.e, self.k = experts, k
             self.gate = nn.Linear(WIDTH, experts, bias=False)
-            self.w1, self.w2 = nn.Parameter(floats(experts, WIDTH, 12) * 0.3), nn.Parameter(floats(experts, 12, WIDTH) * 0.3)
+            self.w1, self.w2 = (
+                nn.Parameter(floats(experts, WIDTH, 12) * 0.3),
+                nn.Parameter(floats(experts, 12, WIDTH) * 0.3),
+            )
             self.register_buffer("bias", torch.zeros(experts))
             self.register_buffer("load", torch.zeros(experts))
 
@@ -619,7 +693,11 @@ def codebook_by_means(batch_size: int = 4) -> Example:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             flat = x.reshape(-1, x.shape[-1])
-            dist = flat.pow(2).sum(1, keepdim=True) - 2 * flat @ self.embed + self.embed.pow(2).sum(0, keepdim=True)
+            dist = (
+                flat.pow(2).sum(1, keepdim=True)
+                - 2 * flat @ self.embed
+                + self.embed.pow(2).sum(0, keepdim=True)
+            )
             _, ind = (-dist).max(1)
             one = F.one_hot(ind, self.codes).type(flat.dtype)
             quantize = F.embedding(ind.view(*x.shape[:-1]), self.embed.transpose(0, 1))
@@ -669,7 +747,11 @@ def keywords_only(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.layers, self.head = nn.Embedding(9, WIDTH), nn.ModuleList(_mlp() for _ in range(2)), nn.Linear(WIDTH, 9)
+            self.embed, self.layers, self.head = (
+                nn.Embedding(9, WIDTH),
+                nn.ModuleList(_mlp() for _ in range(2)),
+                nn.Linear(WIDTH, 9),
+            )
 
         def forward(
             self, *, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None,
@@ -685,11 +767,17 @@ def keywords_only(batch_size: int = 4) -> Example:
             logits = self.head(h)
             loss = None
             if labels is not None:
-                loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100)
+                loss = F.cross_entropy(
+                    logits.transpose(1, 2), labels, reduction="none", ignore_index=-100
+                )
                 if token_weights is not None:
                     loss = loss * token_weights
                 loss = loss.sum() / (labels != -100).sum()
-            return Output(loss, logits, kept if output_hidden else None) if return_dict else (loss, logits)
+            return (
+                Output(loss, logits, kept if output_hidden else None)
+                if return_dict
+                else (loss, logits)
+            )
 
     labels = tokens(9, batch_size, 5)
     labels[::2, 3:] = -100
@@ -705,19 +793,37 @@ def tensors_of_all_dtypes(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.wave, self.embed = nn.Conv2d(3, 4, 3), nn.Linear(6, 4), nn.Embedding(10, 4)
+            self.conv, self.wave, self.embed = (
+                nn.Conv2d(3, 4, 3),
+                nn.Linear(6, 4),
+                nn.Embedding(10, 4),
+            )
             self.head = nn.Linear(12, 1)
             self.register_buffer("phase", torch.polar(torch.ones(4), torch.arange(4.0)))
 
-        def forward(self, image: Tensor, wave: Tensor, index: Tensor, mask: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        def forward(
+            self,
+            image: Tensor,
+            wave: Tensor,
+            index: Tensor,
+            mask: Tensor,
+            weight: Tensor,
+            target: Tensor,
+        ) -> Tensor:
             dtype = self.head.weight.dtype
             a = self.conv(image.to(dtype) / 127.5 - 1).amax((2, 3))
             b = self.wave(wave.to(dtype) / 32768)
-            c = (self.embed(index.long()) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-            c = (c * self.phase.to(torch.complex128 if dtype == torch.float64 else torch.complex64)).real
+            c = (self.embed(index.long()) * mask[..., None]).sum(1) / mask.sum(
+                1, keepdim=True
+            ).clamp(min=1)
+            c = (
+                c * self.phase.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
+            ).real
             out = self.head(torch.cat((a, b, c), 1)).squeeze(1)
             island = torch.log1p(out.double().square()).to(dtype)
-            return (weight.to(dtype) * (island - target.to(dtype) / 10).abs()).sum() / weight.to(dtype).sum()
+            return (weight.to(dtype) * (island - target.to(dtype) / 10).abs()).sum() / weight.to(
+                dtype
+            ).sum()
 
     return Net(), {
         "image": tokens(256, batch_size, 3, 5, 5).to(torch.uint8), "wave": tokens(30000, batch_size, 6).to(torch.int16),
@@ -746,7 +852,10 @@ def tuples_and_named_ones(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.out = Layer(), nn.ModuleDict({"a": nn.Linear(WIDTH, WIDTH), "b": nn.Linear(WIDTH, WIDTH)})
+            self.layer, self.out = (
+                Layer(),
+                nn.ModuleDict({"a": nn.Linear(WIDTH, WIDTH), "b": nn.Linear(WIDTH, WIDTH)}),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
             zero = x.new_zeros(len(x), WIDTH)
@@ -757,7 +866,11 @@ def tuples_and_named_ones(batch_size: int = 4) -> Example:
             for name, head in self.out.items():
                 found[name].append(F.mse_loss(head(state.h), y[:, -1]))
             losses = {name: sum(ones) for name, ones in found.items()}
-            return {"loss": sum(losses.values()) + 0.01 * torch.stack(state.losses).mean(), "parts": losses, "state": state}
+            return {
+                "loss": sum(losses.values()) + 0.01 * torch.stack(state.losses).mean(),
+                "parts": losses,
+                "state": state,
+            }
 
     return Net(), _rows(batch_size, 3)
 
@@ -783,7 +896,9 @@ def shared_in_odd_places(batch_size: int = 4) -> Example:
             for branch in self.branches:
                 h = branch(h)
             h = h + self.again(h).tanh()
-            h = h + F.conv1d(h.transpose(1, 2), self.mix.weight.unsqueeze(-1), self.conv.bias).transpose(1, 2)
+            h = h + F.conv1d(
+                h.transpose(1, 2), self.mix.weight.unsqueeze(-1), self.conv.bias
+            ).transpose(1, 2)
             h = h + self.conv(h.mT).mT
             logits = self.table(h) + F.linear(h, self.alias)
             return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -809,7 +924,9 @@ def used_by_turns(batch_size: int = 4) -> Example:
                 h = self.eval_only(h)
             h = h[:, : self.shape_only.shape[0]] + 0.0 * self.cancelled
             outs = torch.stack([head(h).squeeze(-1) for head in self.heads], 1)
-            picked = torch.where(labels == 0, outs[:, 0], torch.where(labels == 1, outs[:, 1], outs[:, 2]))
+            picked = torch.where(
+                labels == 0, outs[:, 0], torch.where(labels == 1, outs[:, 1], outs[:, 2])
+            )
             return F.huber_loss(picked, labels.to(x.dtype), delta=0.5)
 
     return Net(), _labelled(batch_size, 3)
@@ -860,7 +977,11 @@ def strided_windows(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.w, self.t, self.head = nn.Parameter(floats(3, 3, 5)), nn.Parameter(floats(15)), nn.Linear(13, 4)
+            self.w, self.t, self.head = (
+                nn.Parameter(floats(3, 3, 5)),
+                nn.Parameter(floats(15)),
+                nn.Linear(13, 4),
+            )
 
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
             b, n = x.shape
@@ -870,8 +991,19 @@ def strided_windows(batch_size: int = 4) -> Example:
             a = torch.tensordot(patches, self.w, dims=([3, 4], [0, 1])).amax((1, 2))
             index = torch.arange(n)[:, None] - torch.arange(n) + n - 1
             toeplitz = x @ self.t[index]
-            k = torch.einsum("bi,bj->bij", windows[:, 0], windows[:, -1]).flatten(1)[:, :5].roll(1, 1).rot90(2, (0, 1)).flip(0)
-            up = F.pixel_shuffle(picture.reshape(b, 4, 2, 2), 2).movedim(1, -1).squeeze(-1).amax(1)[:, :3]
+            k = (
+                torch.einsum("bi,bj->bij", windows[:, 0], windows[:, -1])
+                .flatten(1)[:, :5]
+                .roll(1, 1)
+                .rot90(2, (0, 1))
+                .flip(0)
+            )
+            up = (
+                F.pixel_shuffle(picture.reshape(b, 4, 2, 2), 2)
+                .movedim(1, -1)
+                .squeeze(-1)
+                .amax(1)[:, :3]
+            )
             mixed = torch.cat((a, toeplitz[:, :5] + k, up), 1)
             return F.cross_entropy(self.head(mixed), labels)
 
@@ -916,7 +1048,16 @@ def losses_of_pairs(batch_size: int = 6) -> Example:
             self.frames = nn.Linear(WIDTH, 6 * 7)
             self.log_vars = nn.Parameter(torch.zeros(9))
 
-        def forward(self, a: Tensor, b: Tensor, c: Tensor, sign: Tensor, multi: Tensor, text: Tensor, lengths: Tensor) -> Tensor:
+        def forward(
+            self,
+            a: Tensor,
+            b: Tensor,
+            c: Tensor,
+            sign: Tensor,
+            multi: Tensor,
+            text: Tensor,
+            lengths: Tensor,
+        ) -> Tensor:
             ha, hb, hc = self.body(torch.cat((a, b, c))).chunk(3)
             sa, sb = self.scalar(ha).squeeze(1), self.scalar(hb).squeeze(1)
             logits = self.many(ha)
@@ -958,13 +1099,23 @@ def means_over_what_is_there(batch_size: int = 4) -> Example:
             hard = each.flatten(1).topk(5, dim=1).values.mean()
             p = logits.softmax(1)
             one = F.one_hot(labels, 3).permute(0, 3, 1, 2).to(p.dtype)
-            dice_sample = 1 - (2 * (p * one).sum((2, 3)) + 1) / (p.sum((2, 3)) + one.sum((2, 3)) + 1)
-            dice_batch = 1 - (2 * (p * one).sum((0, 2, 3)) + 1) / (p.sum((0, 2, 3)) + one.sum((0, 2, 3)) + 1)
+            dice_sample = 1 - (2 * (p * one).sum((2, 3)) + 1) / (
+                p.sum((2, 3)) + one.sum((2, 3)) + 1
+            )
+            dice_batch = 1 - (2 * (p * one).sum((0, 2, 3)) + 1) / (
+                p.sum((0, 2, 3)) + one.sum((0, 2, 3)) + 1
+            )
             b, h, w = torch.nonzero(valid & (labels == 1), as_tuple=True)
-            focal = -((1 - p[b, 1, h, w]) ** 2 * p[b, 1, h, w].clamp(min=1e-6).log()).sum() / max(len(x), 1)
+            focal = -((1 - p[b, 1, h, w]) ** 2 * p[b, 1, h, w].clamp(min=1e-6).log()).sum() / max(
+                len(x), 1
+            )
             return chosen.mean() + hard + dice_sample.mean() + dice_batch.mean() + 0.1 * focal
 
-    return Net(), {"x": floats(batch_size, 2, 5, 5), "labels": tokens(3, batch_size, 5, 5), "valid": tokens(4, batch_size, 5, 5) > 0}
+    return Net(), {
+        "x": floats(batch_size, 2, 5, 5),
+        "labels": tokens(3, batch_size, 5, 5),
+        "valid": tokens(4, batch_size, 5, 5) > 0,
+    }
 
 
 def sizes_in_python(batch_size: int = 4) -> Example:
@@ -989,10 +1140,18 @@ def sizes_in_python(batch_size: int = 4) -> Example:
             mask = torch.ones_like(same) - torch.eye(n, dtype=z.dtype)
             logits = F.normalize(z, dim=1) @ F.normalize(z, dim=1).t() / 0.5
             log_prob = logits - torch.log((torch.exp(logits) * mask).sum(1, keepdim=True))
-            supervised = -((same * mask * log_prob).sum(1) / (same * mask).sum(1).clamp(min=1)).mean()
+            supervised = -(
+                (same * mask * log_prob).sum(1) / (same * mask).sum(1).clamp(min=1)
+            ).mean()
             weights = torch.full((n,), 1.0 / n, dtype=z.dtype)
             ce = (F.cross_entropy(self.head(z), labels, reduction="none") * weights).sum()
-            return off.pow(2).sum() + (cov + torch.eye(WIDTH, dtype=z.dtype)).logdet() / math.log(n + 1) * 0.01 + mmd + supervised + ce
+            return (
+                off.pow(2).sum()
+                + (cov + torch.eye(WIDTH, dtype=z.dtype)).logdet() / math.log(n + 1) * 0.01
+                + mmd
+                + supervised
+                + ce
+            )
 
     return Net(), _labelled(batch_size)
 
@@ -1004,7 +1163,10 @@ def ragged_lists(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.rnn = nn.Linear(WIDTH, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)
+            self.net, self.rnn = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True),
+            )
             self.head = nn.Linear(2 * WIDTH, 3)
 
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -1027,7 +1189,11 @@ def beams(batch_size: int = 3) -> Example:
         def __init__(self, words: int = 7, width: int = 3, length: int = 3) -> None:
             super().__init__()
             self.words, self.width, self.length = words, width, length
-            self.embed, self.cell, self.out = nn.Embedding(words, WIDTH), nn.GRUCell(WIDTH, WIDTH), nn.Linear(WIDTH, words)
+            self.embed, self.cell, self.out = (
+                nn.Embedding(words, WIDTH),
+                nn.GRUCell(WIDTH, WIDTH),
+                nn.Linear(WIDTH, words),
+            )
 
         @torch.no_grad()
         def search(self, state: Tensor) -> Tensor:
@@ -1038,11 +1204,23 @@ def beams(batch_size: int = 3) -> Example:
             found = torch.zeros(b, self.width, 1, dtype=torch.long)
             for _ in range(self.length):
                 state = self.cell(self.embed(found[..., -1].reshape(-1)), state)
-                total = scores.unsqueeze(-1) + self.out(state).log_softmax(-1).view(b, self.width, -1)
+                total = scores.unsqueeze(-1) + self.out(state).log_softmax(-1).view(
+                    b, self.width, -1
+                )
                 scores, index = total.view(b, -1).topk(self.width, dim=1)
                 beam, word = torch.div(index, self.words, rounding_mode="floor"), index % self.words
-                state = state.view(b, self.width, -1).gather(1, beam.unsqueeze(-1).expand(-1, -1, WIDTH)).flatten(0, 1)
-                found = torch.cat((found.gather(1, beam.unsqueeze(-1).expand(-1, -1, found.shape[-1])), word.unsqueeze(-1)), -1)
+                state = (
+                    state.view(b, self.width, -1)
+                    .gather(1, beam.unsqueeze(-1).expand(-1, -1, WIDTH))
+                    .flatten(0, 1)
+                )
+                found = torch.cat(
+                    (
+                        found.gather(1, beam.unsqueeze(-1).expand(-1, -1, found.shape[-1])),
+                        word.unsqueeze(-1),
+                    ),
+                    -1,
+                )
             return found
 
         def forward(self, x: Tensor, target: Tensor) -> Tensor:
@@ -1052,7 +1230,9 @@ def beams(batch_size: int = 3) -> Example:
             flat = found.view(b * k, t)
             for i in range(t - 1):
                 state = self.cell(self.embed(flat[:, i]), state)
-                logp = logp + self.out(state).log_softmax(-1).gather(1, flat[:, i + 1 : i + 2]).squeeze(1)
+                logp = logp + self.out(state).log_softmax(-1).gather(
+                    1, flat[:, i + 1 : i + 2]
+                ).squeeze(1)
             match = (found[..., 1:] == target.unsqueeze(1)).to(x.dtype).mean(-1)
             return -(logp.view(b, k).softmax(1) * match).sum(1).mean() - 0.01 * logp.mean()
 
@@ -1071,7 +1251,10 @@ def members_by_vmap(batch_size: int = 4) -> Example:
             self.names = list(parameters)
             self.stacked = nn.ParameterList(nn.Parameter(p.detach()) for p in parameters.values())
             self.skeleton = [copy.deepcopy(nets[0]).to("meta")]
-            self.r, self.s = nn.Parameter(1 + 0.1 * floats(members, WIDTH)), nn.Parameter(1 + 0.1 * floats(members, 4))
+            self.r, self.s = (
+                nn.Parameter(1 + 0.1 * floats(members, WIDTH)),
+                nn.Parameter(1 + 0.1 * floats(members, 4)),
+            )
             self.slow = nn.Linear(WIDTH, 4)
 
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -1080,7 +1263,9 @@ def members_by_vmap(batch_size: int = 4) -> Example:
 
             stacked = dict(zip(self.names, self.stacked, strict=True))
             outs = torch.func.vmap(one, in_dims=(0, None))(stacked, x)
-            fast = self.slow((x.unsqueeze(0) * self.r.unsqueeze(1)).flatten(0, 1)).view(len(self.r), len(x), 4) * self.s.unsqueeze(1)
+            fast = self.slow((x.unsqueeze(0) * self.r.unsqueeze(1)).flatten(0, 1)).view(
+                len(self.r), len(x), 4
+            ) * self.s.unsqueeze(1)
             logits = outs + fast
             ce = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(self.r)))
             mean = logits.log_softmax(-1).logsumexp(0) - math.log(len(self.r))
@@ -1161,7 +1346,11 @@ def parametrised_twice(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two, self.rotate = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH), nn.Linear(12, 12, bias=False)
+            self.one, self.two, self.rotate = (
+                nn.Linear(WIDTH, 12),
+                nn.Linear(12, WIDTH),
+                nn.Linear(12, 12, bias=False),
+            )
             nn.utils.parametrizations.weight_norm(self.one)
             parametrize.register_parametrization(self.one, "weight", Masked(self.one.weight.shape))
             nn.utils.parametrizations.spectral_norm(self.two)
@@ -1171,7 +1360,11 @@ def parametrised_twice(batch_size: int = 4) -> Example:
             with parametrize.cached():
                 h = torch.tanh(self.one(x))
                 turn = torch.matrix_exp(self.rotate.weight)
-                return F.mse_loss(self.two(h @ turn), y) + 0.01 * self.two.weight.square().sum() + 0.01 * self.one.weight.abs().mean()
+                return (
+                    F.mse_loss(self.two(h @ turn), y)
+                    + 0.01 * self.two.weight.square().sum()
+                    + 0.01 * self.one.weight.abs().mean()
+                )
 
     return Net(), _rows(batch_size)
 
@@ -1309,7 +1502,13 @@ def last_step_only(batch_size: int = 4) -> Example:
             super().__init__()
             self.scale, self.one = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.ones(1))
             self.empty = nn.Parameter(torch.zeros(0, 3))
-            self.net = nn.Sequential(nn.Linear(7, 13), nn.PReLU(), nn.Linear(13, 5, bias=False), nn.Softsign(), nn.Linear(5, 1))
+            self.net = nn.Sequential(
+                nn.Linear(7, 13),
+                nn.PReLU(),
+                nn.Linear(13, 5, bias=False),
+                nn.Softsign(),
+                nn.Linear(5, 1),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             extra = torch.cat((self.empty, x.new_ones(1, 3))).sum()
@@ -1326,7 +1525,10 @@ def one_sample(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.norm = nn.Conv1d(WIDTH, 6, 1), nn.BatchNorm1d(6, affine=False, momentum=None)
+            self.conv, self.norm = (
+                nn.Conv1d(WIDTH, 6, 1),
+                nn.BatchNorm1d(6, affine=False, momentum=None),
+            )
             self.group, self.head = nn.GroupNorm(6, 6), nn.Linear(6, 1)
             self.attend = nn.MultiheadAttention(6, 1, batch_first=True)
 

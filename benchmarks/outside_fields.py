@@ -50,7 +50,9 @@ def min_gru(batch_size: int = 4) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList(
-                nn.ModuleList((nn.RMSNorm(WIDTH), MinGRU(), nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)))
+                nn.ModuleList(
+                    (nn.RMSNorm(WIDTH), MinGRU(), nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+                )
                 for _ in range(2)
             )
 
@@ -118,16 +120,23 @@ def matrix_lstm(batch_size: int = 4) -> Example:
             super().__init__()
             self.heads = heads
             self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-            self.input_gate, self.forget_gate = nn.Linear(3 * WIDTH, heads), nn.Linear(3 * WIDTH, heads)
+            self.input_gate, self.forget_gate = (
+                nn.Linear(3 * WIDTH, heads),
+                nn.Linear(3 * WIDTH, heads),
+            )
             self.norm = nn.GroupNorm(heads, WIDTH, affine=True)
-            self.register_buffer("causal", torch.tril(torch.ones(16, 16, dtype=torch.bool)), persistent=False)
+            self.register_buffer(
+                "causal", torch.tril(torch.ones(16, 16, dtype=torch.bool)), persistent=False
+            )
             with torch.no_grad():
                 self.forget_gate.bias.copy_(torch.linspace(3.0, 6.0, heads))
 
         def forward(self, x: Tensor) -> Tensor:
             b, s, _ = x.shape
             gates_in = self.qkv(x)
-            q, k, v = (one.view(b, s, self.heads, -1).transpose(1, 2) for one in gates_in.chunk(3, -1))
+            q, k, v = (
+                one.view(b, s, self.heads, -1).transpose(1, 2) for one in gates_in.chunk(3, -1)
+            )
             i = self.input_gate(gates_in).transpose(-1, -2).unsqueeze(-1)
             f = self.forget_gate(gates_in).transpose(-1, -2).unsqueeze(-1)
             log_f = F.logsigmoid(f)
@@ -148,7 +157,11 @@ def matrix_lstm(batch_size: int = 4) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(11, WIDTH)
-            self.up, self.cell, self.down = nn.Linear(WIDTH, 2 * WIDTH), Cell(), nn.Linear(WIDTH, WIDTH)
+            self.up, self.cell, self.down = (
+                nn.Linear(WIDTH, 2 * WIDTH),
+                Cell(),
+                nn.Linear(WIDTH, WIDTH),
+            )
             self.head = nn.Linear(WIDTH, 11, bias=False)
             self.head.weight = self.embed.weight
 
@@ -169,7 +182,9 @@ def fast_weights_at_test_time(batch_size: int = 4) -> Example:
     class TTT(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.theta_k, self.theta_v, self.theta_q = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+            self.theta_k, self.theta_v, self.theta_q = (
+                nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)
+            )
             self.w0 = nn.Parameter(floats(WIDTH, WIDTH) * 0.1)
             self.rate = nn.Linear(WIDTH, 1)
             self.norm = nn.LayerNorm(WIDTH)
@@ -197,7 +212,9 @@ def controlled_equation(batch_size: int = 4) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.initial, self.readout = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 1)
-            self.func = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, WIDTH * 3), nn.Tanh())
+            self.func = nn.Sequential(
+                nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, WIDTH * 3), nn.Tanh()
+            )
             self.register_buffer("knots", torch.linspace(0, 1, 6))
 
         def derivative(self, path: Tensor, t: Tensor) -> Tensor:
@@ -215,7 +232,9 @@ def controlled_equation(batch_size: int = 4) -> Example:
             )
 
         def field(self, t: Tensor, z: Tensor, path: Tensor) -> Tensor:
-            return torch.einsum("bhc,bc->bh", self.func(z).view(*z.shape, 3), self.derivative(path, t))
+            return torch.einsum(
+                "bhc,bc->bh", self.func(z).view(*z.shape, 3), self.derivative(path, t)
+            )
 
         def forward(self, path: Tensor, target: Tensor) -> Tensor:
             z = self.initial(path[:, 0])
@@ -244,10 +263,13 @@ def latent_sde(batch_size: int = 4) -> Example:
             self.encoder = nn.GRU(2, WIDTH, batch_first=True)
             self.context = nn.Linear(WIDTH, 4)
             self.q_mean, self.q_logstd = nn.Linear(4, latent), nn.Linear(4, latent)
-            self.drift = nn.Sequential(nn.Linear(latent + 4, 8), nn.Softplus(), nn.Linear(8, latent))
+            self.drift = nn.Sequential(
+                nn.Linear(latent + 4, 8), nn.Softplus(), nn.Linear(8, latent)
+            )
             self.prior = nn.Sequential(nn.Linear(latent, 8), nn.Softplus(), nn.Linear(8, latent))
             self.diffusions = nn.ModuleList(
-                nn.Sequential(nn.Linear(1, 4), nn.Softplus(), nn.Linear(4, 1), nn.Sigmoid()) for _ in range(latent)
+                nn.Sequential(nn.Linear(1, 4), nn.Softplus(), nn.Linear(4, 1), nn.Sigmoid())
+                for _ in range(latent)
             )
             self.decoder = nn.Linear(latent, 2)
             self.pz0_mean = nn.Parameter(torch.zeros(1, latent))
@@ -265,7 +287,9 @@ def latent_sde(batch_size: int = 4) -> Example:
             for step in range(xs.shape[1] - 1):
                 f = self.drift(torch.cat((z, ctx[:, step]), 1))
                 h = self.prior(z)
-                g = torch.cat([net(one) for net, one in zip(self.diffusions, z.split(1, 1), strict=True)], 1)
+                g = torch.cat(
+                    [net(one) for net, one in zip(self.diffusions, z.split(1, 1), strict=True)], 1
+                )
                 u = (f - h) / g.clamp(min=1e-4)
                 path_kl = path_kl + 0.5 * (u**2).sum(1) * dt
                 z = z + f * dt + g * math.sqrt(dt) * noise[:, step]
@@ -274,7 +298,11 @@ def latent_sde(batch_size: int = 4) -> Example:
             nll = -torch.distributions.Normal(out, 1.0).log_prob(xs).sum((1, 2)).mean(0)
             return nll + kl + path_kl.mean(0)
 
-    return SDE(), {"xs": floats(batch_size, 5, 2), "eps": floats(batch_size, 3), "noise": floats(batch_size, 4, 3)}
+    return SDE(), {
+        "xs": floats(batch_size, 5, 2),
+        "eps": floats(batch_size, 3),
+        "noise": floats(batch_size, 4, 3),
+    }
 
 
 # -- densities ----------------------------------------------------------------------------------------
@@ -305,7 +333,10 @@ def masked_autoregressive_flow(batch_size: int = 8) -> Example:
     class BatchNormFlow(nn.Module):
         def __init__(self, size: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
             super().__init__()
-            self.log_gamma, self.beta = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
+            self.log_gamma, self.beta = (
+                nn.Parameter(torch.zeros(size)),
+                nn.Parameter(torch.zeros(size)),
+            )
             self.momentum, self.eps = momentum, eps
             self.register_buffer("running_mean", torch.zeros(size))
             self.register_buffer("running_var", torch.ones(size))
@@ -370,17 +401,26 @@ def magnitude_preserving(batch_size: int = 4) -> Example:
             self.conv_in, self.conv_mid, self.conv_out = (
                 MPConv(4, 16, [3, 3]), MPConv(16, 16, [3, 3]), MPConv(16, 3, [3, 3])
             )  # fmt: skip
-            self.emb_gain, self.out_gain = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()))
+            self.emb_gain, self.out_gain = (
+                nn.Parameter(torch.zeros(())),
+                nn.Parameter(torch.ones(())),
+            )
             self.logvar = MPConv(8, 1, [])
 
         def fourier(self, x: Tensor) -> Tensor:
-            y = x.to(torch.float32).ger(self.freqs.to(torch.float32)) + self.phases.to(torch.float32)
+            y = x.to(torch.float32).ger(self.freqs.to(torch.float32)) + self.phases.to(
+                torch.float32
+            )
             return (y.cos() * math.sqrt(2)).to(x.dtype)
 
         def forward(self, images: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
             s = sigma.reshape(-1, 1, 1, 1)
             noised = images + noise * s
-            c_skip, c_out, c_in = 0.25 / (s**2 + 0.25), s * 0.5 / (s**2 + 0.25).sqrt(), 1 / (0.25 + s**2).sqrt()
+            c_skip, c_out, c_in = (
+                0.25 / (s**2 + 0.25),
+                s * 0.5 / (s**2 + 0.25).sqrt(),
+                1 / (0.25 + s**2).sqrt(),
+            )
             code = self.fourier(s.flatten().log() / 4)
             x = torch.cat([c_in * noised, torch.ones_like(noised[:, :1])], dim=1)
             x = self.conv_in(x)
@@ -424,7 +464,11 @@ def consistency(batch_size: int = 8) -> Example:
             huber = ((later - sooner).pow(2).sum(-1) + c**2).sqrt() - c
             return (huber / (high - low)).mean()
 
-    return Model(), {"x": floats(batch_size, WIDTH), "step": tokens(9, batch_size), "noise": floats(batch_size, WIDTH).flip(0)}
+    return Model(), {
+        "x": floats(batch_size, WIDTH),
+        "step": tokens(9, batch_size),
+        "noise": floats(batch_size, WIDTH).flip(0),
+    }
 
 
 def wave_function(batch_size: int = 4) -> Example:
@@ -457,7 +501,8 @@ def wave_function(batch_size: int = 4) -> Example:
                 psi = self.log_psi(x.view_as(r))
                 grad = torch.autograd.grad(psi.sum(), x, create_graph=True)[0]
                 laplacian = sum(
-                    torch.autograd.grad(grad[:, i].sum(), x, retain_graph=True)[0][:, i] for i in range(x.shape[1])
+                    torch.autograd.grad(grad[:, i].sum(), x, retain_graph=True)[0][:, i]
+                    for i in range(x.shape[1])
                 )
             kinetic = -0.5 * (laplacian + grad.square().sum(1))
             potential = -(self.n / r.norm(dim=-1)).sum(1)
@@ -480,10 +525,17 @@ def counts_of_cells(batch_size: int = 8) -> Example:
         def __init__(self, genes: int = 12, latent: int = 3, labs: int = 2) -> None:
             super().__init__()
             self.labs = labs
-            self.encoder = nn.Sequential(nn.Linear(genes + labs, 16), nn.BatchNorm1d(16, momentum=0.01, eps=0.001), nn.ReLU())
+            self.encoder = nn.Sequential(
+                nn.Linear(genes + labs, 16), nn.BatchNorm1d(16, momentum=0.01, eps=0.001), nn.ReLU()
+            )
             self.mean, self.var = nn.Linear(16, latent), nn.Linear(16, latent)
-            self.decoder = nn.Sequential(nn.Linear(latent + labs, 16), nn.LayerNorm(16, elementwise_affine=False), nn.ReLU())
-            self.scale, self.dropout = nn.Sequential(nn.Linear(16, genes), nn.Softmax(-1)), nn.Linear(16, genes)
+            self.decoder = nn.Sequential(
+                nn.Linear(latent + labs, 16), nn.LayerNorm(16, elementwise_affine=False), nn.ReLU()
+            )
+            self.scale, self.dropout = (
+                nn.Sequential(nn.Linear(16, genes), nn.Softmax(-1)),
+                nn.Linear(16, genes),
+            )
             self.px_r = nn.Parameter(floats(genes))
 
         def forward(self, x: Tensor, lab: Tensor, eps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -502,11 +554,17 @@ def counts_of_cells(batch_size: int = 8) -> Example:
             nonzero = -softplus_pi + pi_theta + x * ((mu + eps_).log() - log_theta_mu)
             nonzero = nonzero + torch.lgamma(x + theta) - torch.lgamma(theta) - torch.lgamma(x + 1)
             ll = (case_zero + (x > eps_).to(x.dtype) * nonzero).sum(-1)
-            kl = torch.distributions.kl_divergence(qz, torch.distributions.Normal(torch.zeros_like(z), torch.ones_like(z))).sum(1)
+            kl = torch.distributions.kl_divergence(
+                qz, torch.distributions.Normal(torch.zeros_like(z), torch.ones_like(z))
+            ).sum(1)
             loss = torch.mean(-ll + 0.5 * kl)
             return loss, {"reconstruction": -ll.detach(), "kl": kl.detach()}
 
-    return SCVI(), {"x": tokens(6, batch_size, 12).float(), "lab": tokens(2, batch_size), "eps": floats(batch_size, 3)}
+    return SCVI(), {
+        "x": tokens(6, batch_size, 12).float(),
+        "lab": tokens(2, batch_size),
+        "eps": floats(batch_size, 3),
+    }
 
 
 # -- graphs, molecules, proteins ------------------------------------------------------------------------
@@ -523,14 +581,20 @@ def set_to_set(batch_size: int = 4) -> Example:
             self.lstm = nn.LSTMCell(2 * WIDTH, WIDTH)
             self.out = nn.Linear(2 * WIDTH, 1)
 
-        def forward(self, nodes: Tensor, edges: Tensor, adjacency: Tensor, sizes: Tensor, y: Tensor) -> Tensor:
+        def forward(
+            self, nodes: Tensor, edges: Tensor, adjacency: Tensor, sizes: Tensor, y: Tensor
+        ) -> Tensor:
             b, n, d = nodes.shape
             mask = torch.arange(n, device=nodes.device).unsqueeze(0) < sizes.unsqueeze(1)
             both = adjacency.bool() & mask.unsqueeze(1) & mask.unsqueeze(2)
             matrices = self.edge(edges).view(b, n, n, d, d)
             h = nodes * mask.unsqueeze(-1)
             for _ in range(2):
-                m = torch.einsum("bijde,bje->bijd", matrices, h).masked_fill(~both.unsqueeze(-1), 0).sum(2)
+                m = (
+                    torch.einsum("bijde,bje->bijd", matrices, h)
+                    .masked_fill(~both.unsqueeze(-1), 0)
+                    .sum(2)
+                )
                 h = self.gru(m.reshape(-1, d), h.reshape(-1, d)).view(b, n, d)
             q_star, hx, cx = h.new_zeros(b, 2 * d), h.new_zeros(b, d), h.new_zeros(b, d)
             for _ in range(3):
@@ -554,15 +618,21 @@ def relational_graph(batch_size: int = 4) -> Example:
         def __init__(self, nodes: int = 10, relations: int = 3, bases: int = 2) -> None:
             super().__init__()
             self.embed = nn.Parameter(floats(nodes, WIDTH))
-            self.bases = nn.ParameterList([nn.Parameter(floats(bases, WIDTH, WIDTH) * 0.3) for _ in range(2)])
-            self.comps = nn.ParameterList([nn.Parameter(floats(relations, bases)) for _ in range(2)])
+            self.bases = nn.ParameterList(
+                [nn.Parameter(floats(bases, WIDTH, WIDTH) * 0.3) for _ in range(2)]
+            )
+            self.comps = nn.ParameterList(
+                [nn.Parameter(floats(relations, bases)) for _ in range(2)]
+            )
             self.loops = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
             self.relations = nn.Embedding(relations, WIDTH)
             edges = torch.stack((tokens(nodes, 24), tokens(nodes, 24).flip(0)))
             kinds = tokens(relations, 24)
             self.register_buffer("edges", edges)
             self.register_buffer("kinds", kinds)
-            counts = torch.zeros(nodes, relations).index_put_((edges[1], kinds), torch.ones(24), accumulate=True)
+            counts = torch.zeros(nodes, relations).index_put_(
+                (edges[1], kinds), torch.ones(24), accumulate=True
+            )
             self.register_buffer("norm", 1 / counts[edges[1], kinds])
 
         def encode(self) -> Tensor:
@@ -570,7 +640,9 @@ def relational_graph(batch_size: int = 4) -> Example:
             for basis, comp, loop in zip(self.bases, self.comps, self.loops, strict=True):
                 weight = torch.einsum("rb,bio->rio", comp, basis)
                 messages = torch.bmm(h[self.edges[0]].unsqueeze(1), weight[self.kinds]).squeeze(1)
-                out = torch.zeros_like(h).index_add_(0, self.edges[1], messages * self.norm[:, None])
+                out = torch.zeros_like(h).index_add_(
+                    0, self.edges[1], messages * self.norm[:, None]
+                )
                 h = F.relu(out + loop(h))
             return h
 
@@ -585,7 +657,9 @@ def relational_graph(batch_size: int = 4) -> Example:
             penalty = h.pow(2).mean() + self.relations.weight.pow(2).mean()
             return F.binary_cross_entropy_with_logits(scores, labels) + 0.01 * penalty
 
-    triples = torch.stack((tokens(10, batch_size), tokens(3, batch_size), tokens(10, batch_size).flip(0)), 1)
+    triples = torch.stack(
+        (tokens(10, batch_size), tokens(3, batch_size), tokens(10, batch_size).flip(0)), 1
+    )
     return RGCN(), {"triples": triples, "tails": tokens(10, batch_size, 4)}
 
 
@@ -605,7 +679,9 @@ def temporal_graph(batch_size: int = 4) -> Example:
             nodes = torch.cat((source, target))
             other = torch.cat((target, source))
             delta = (torch.cat((t, t)) - self.last_update[nodes]).unsqueeze(1)
-            message = torch.cat((self.memory[nodes], self.memory[other], torch.cos(self.time(delta))), 1)
+            message = torch.cat(
+                (self.memory[nodes], self.memory[other], torch.cos(self.time(delta))), 1
+            )
             updated = self.cell(message, self.memory[nodes])
             s, d = updated.chunk(2)
             n = self.memory[negative]
@@ -670,14 +746,19 @@ def mesh_graph(batch_size: int = 4) -> Example:
         def forward(self, state: Tensor, change: Tensor) -> Tensor:
             v = self.node_in(self.node_norm(state))
             offsets = self.places[self.senders] - self.places[self.receivers]
-            e = self.edge_in(torch.cat((offsets, offsets.norm(dim=-1, keepdim=True)), -1)).expand(len(state), -1, -1)
+            e = self.edge_in(torch.cat((offsets, offsets.norm(dim=-1, keepdim=True)), -1)).expand(
+                len(state), -1, -1
+            )
             for edge, node in zip(self.edge_steps, self.node_steps, strict=True):
                 e = e + edge(torch.cat((v[:, self.senders], v[:, self.receivers], e), -1))
                 gathered = torch.zeros_like(v).index_add(1, self.receivers, e)
                 v = v + node(torch.cat((v, gathered), -1))
             return F.mse_loss(self.decoder(v), self.out_norm(change))
 
-    return Mesh(), {"state": floats(batch_size, 6, 3), "change": floats(batch_size, 6, 3).flip(0) * 3}
+    return Mesh(), {
+        "state": floats(batch_size, 6, 3),
+        "change": floats(batch_size, 6, 3).flip(0) * 3,
+    }
 
 
 def evoformer(batch_size: int = 2) -> Example:
@@ -699,7 +780,11 @@ def evoformer(batch_size: int = 2) -> Example:
             super().__init__()
             self.norm, self.outgoing = nn.LayerNorm(pair), outgoing
             self.project, self.gate = nn.Linear(pair, 2 * pair), nn.Linear(pair, 2 * pair)
-            self.out_norm, self.out, self.out_gate = nn.LayerNorm(pair), nn.Linear(pair, pair), nn.Linear(pair, pair)
+            self.out_norm, self.out, self.out_gate = (
+                nn.LayerNorm(pair),
+                nn.Linear(pair, pair),
+                nn.Linear(pair, pair),
+            )
 
         def forward(self, z: Tensor, mask: Tensor) -> Tensor:
             z = self.norm(z)
@@ -711,14 +796,32 @@ def evoformer(batch_size: int = 2) -> Example:
         def __init__(self, msa: int = 8, pair: int = 4, heads: int = 2) -> None:
             super().__init__()
             self.heads = heads
-            self.msa_embed, self.left, self.right = nn.Embedding(21, msa), nn.Linear(21, pair), nn.Linear(21, pair)
+            self.msa_embed, self.left, self.right = (
+                nn.Embedding(21, msa),
+                nn.Linear(21, pair),
+                nn.Linear(21, pair),
+            )
             self.relpos = nn.Linear(9, pair)
-            self.norm, self.qkv, self.bias = nn.LayerNorm(msa), nn.Linear(msa, 3 * msa, bias=False), nn.Linear(pair, heads, bias=False)
+            self.norm, self.qkv, self.bias = (
+                nn.LayerNorm(msa),
+                nn.Linear(msa, 3 * msa, bias=False),
+                nn.Linear(pair, heads, bias=False),
+            )
             self.out = nn.Linear(msa, msa)
-            self.opm_a, self.opm_b, self.opm = nn.Linear(msa, 3), nn.Linear(msa, 3), nn.Linear(9, pair)
+            self.opm_a, self.opm_b, self.opm = (
+                nn.Linear(msa, 3),
+                nn.Linear(msa, 3),
+                nn.Linear(9, pair),
+            )
             self.outgoing, self.incoming = Triangle(pair, True), Triangle(pair, False)
-            self.points, self.head_weights = nn.Linear(msa, heads * 4 * 3), nn.Parameter(torch.zeros(heads))
-            self.ipa_bias, self.ipa_out = nn.Linear(pair, heads), nn.Linear(heads * (2 * 3 + 2 + pair), msa)
+            self.points, self.head_weights = (
+                nn.Linear(msa, heads * 4 * 3),
+                nn.Parameter(torch.zeros(heads)),
+            )
+            self.ipa_bias, self.ipa_out = (
+                nn.Linear(pair, heads),
+                nn.Linear(heads * (2 * 3 + 2 + pair), msa),
+            )
             self.frames = nn.Linear(msa, 6)
 
         def forward(self, msa: Tensor, mask: Tensor, places: Tensor) -> Tensor:
@@ -730,9 +833,15 @@ def evoformer(batch_size: int = 2) -> Example:
             z = z + self.relpos(F.one_hot(offset, 9).to(z.dtype))
             m = self.msa_embed(msa)
             pairs = mask[:, :, None] * mask[:, None]
-            q, k, v = (one.view(b, s, n, self.heads, -1) for one in self.qkv(self.norm(m)).chunk(3, -1))
+            q, k, v = (
+                one.view(b, s, n, self.heads, -1) for one in self.qkv(self.norm(m)).chunk(3, -1)
+            )
             scores = torch.einsum("bsihd,bsjhd->bshij", q, k) / q.shape[-1] ** 0.5
-            scores = scores + self.bias(z).permute(0, 3, 1, 2)[:, None] + 1e9 * (mask[:, None, None, None] - 1)
+            scores = (
+                scores
+                + self.bias(z).permute(0, 3, 1, 2)[:, None]
+                + 1e9 * (mask[:, None, None, None] - 1)
+            )
             m = m + self.out(torch.einsum("bshij,bsjhd->bsihd", scores.softmax(-1), v).flatten(-2))
             outer = torch.einsum("bsic,bsjd->bijcd", self.opm_a(m), self.opm_b(m)) / s
             z = z + self.opm(outer.flatten(-2))
@@ -752,7 +861,9 @@ def evoformer(batch_size: int = 2) -> Example:
                 o = torch.einsum("bijh,bjhpc->bihpc", attn, pv) - move[:, :, None, None]
                 o = torch.einsum("bnji,bnhpj->bnhpi", turn, o)
                 o_pair = torch.einsum("bijh,bijc->bihc", attn, z)
-                feats = torch.cat((o.flatten(-2), o.square().sum(-1).add(1e-8).sqrt(), o_pair), -1).flatten(-2)
+                feats = torch.cat(
+                    (o.flatten(-2), o.square().sum(-1).add(1e-8).sqrt(), o_pair), -1
+                ).flatten(-2)
                 single = single + self.ipa_out(feats)
                 update = self.frames(single)
                 move = move + torch.einsum("bnij,bnj->bni", turn, update[..., 3:])
@@ -760,13 +871,19 @@ def evoformer(batch_size: int = 2) -> Example:
                 local = torch.einsum("bnji,bnmj->bnmi", turn, move[:, None] - move[:, :, None])
                 truth = places[:, None] - places[:, :, None]
                 error = ((local - truth).square().sum(-1) + 1e-4).sqrt().clamp(max=10)
-                loss = loss + (error * pairs).sum((-1, -2)).div(pairs.sum((-1, -2)) + 1e-8).mean() / 2
+                loss = (
+                    loss + (error * pairs).sum((-1, -2)).div(pairs.sum((-1, -2)) + 1e-8).mean() / 2
+                )
                 turn = turn.detach()
             return loss
 
     mask = torch.ones(batch_size, 5)
     mask[::2, 4:] = 0
-    return Fold(), {"msa": tokens(21, batch_size, 3, 5), "mask": mask, "places": floats(batch_size, 5, 3)}
+    return Fold(), {
+        "msa": tokens(21, batch_size, 3, 5),
+        "mask": mask,
+        "places": floats(batch_size, 5, 3),
+    }
 
 
 def protein_mpnn(batch_size: int = 2) -> Example:
@@ -820,7 +937,12 @@ def protein_mpnn(batch_size: int = 2) -> Example:
     mask = torch.ones(batch_size, 6)
     mask[1::2, 5:] = 0
     order = floats(batch_size, 6).abs()
-    return MPNN(), {"x": floats(batch_size, 6, 3), "s": tokens(21, batch_size, 6), "mask": mask, "order": order}
+    return MPNN(), {
+        "x": floats(batch_size, 6, 3),
+        "s": tokens(21, batch_size, 6),
+        "mask": mask,
+        "order": order,
+    }
 
 
 # -- language -----------------------------------------------------------------------------------------
@@ -833,13 +955,23 @@ def inside_parser(batch_size: int = 4) -> Example:
         def __init__(self, nt: int = 3, t: int = 4, words: int = 12) -> None:
             super().__init__()
             self.nt, self.t = nt, t
-            self.root_emb, self.nt_emb, self.t_emb = (nn.Parameter(floats(k, WIDTH)) for k in (1, nt, t))
-            self.root, self.rule, self.vocab = nn.Linear(WIDTH, nt), nn.Linear(WIDTH, (nt + t) ** 2), nn.Linear(WIDTH, words)
+            self.root_emb, self.nt_emb, self.t_emb = (
+                nn.Parameter(floats(k, WIDTH)) for k in (1, nt, t)
+            )
+            self.root, self.rule, self.vocab = (
+                nn.Linear(WIDTH, nt),
+                nn.Linear(WIDTH, (nt + t) ** 2),
+                nn.Linear(WIDTH, words),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             b, n = x.shape
             unary = self.vocab(self.t_emb).log_softmax(-1).t()[x]
-            rules = self.rule(self.nt_emb).log_softmax(-1).view(self.nt, self.nt + self.t, self.nt + self.t)
+            rules = (
+                self.rule(self.nt_emb)
+                .log_softmax(-1)
+                .view(self.nt, self.nt + self.t, self.nt + self.t)
+            )
             root = self.root(self.root_emb).log_softmax(-1).squeeze(0)
             beta = unary.new_full((b, n, n, self.nt + self.t), -1e5)
             for k in range(n):
@@ -849,7 +981,9 @@ def inside_parser(batch_size: int = 4) -> Example:
                     t = s + w
                     left, right = beta[:, s, s:t].clone(), beta[:, s + 1 : t + 1, t].clone()
                     pairs = torch.logsumexp(left[:, :, :, None] + right[:, :, None], 1)
-                    beta[:, s, t, : self.nt] = torch.logsumexp((pairs[:, None] + rules).flatten(2), -1)
+                    beta[:, s, t, : self.nt] = torch.logsumexp(
+                        (pairs[:, None] + rules).flatten(2), -1
+                    )
             return -torch.logsumexp(beta[:, 0, n - 1, : self.nt] + root, 1).mean()
 
     return PCFG(), {"x": tokens(12, batch_size, 5)}
@@ -862,7 +996,9 @@ def biaffine_trees(batch_size: int = 4) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(20, WIDTH, padding_idx=0)
-            self.lstm = nn.LSTM(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True, num_layers=2)
+            self.lstm = nn.LSTM(
+                WIDTH, WIDTH // 2, batch_first=True, bidirectional=True, num_layers=2
+            )
             self.dep, self.head = nn.Linear(WIDTH, 6), nn.Linear(WIDTH, 6)
             self.weight = nn.Parameter(floats(7, 6) * 0.3)
 
@@ -900,10 +1036,17 @@ def pointer_generator(batch_size: int = 4) -> Example:
             self.embed = nn.Embedding(words, WIDTH)
             self.encoder = nn.GRU(WIDTH, WIDTH, batch_first=True)
             self.cell = nn.GRUCell(2 * WIDTH, WIDTH)
-            self.wh, self.ws, self.wc, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(1, WIDTH), nn.Linear(WIDTH, 1)
+            self.wh, self.ws, self.wc, self.v = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(1, WIDTH),
+                nn.Linear(WIDTH, 1),
+            )
             self.out, self.gen = nn.Linear(2 * WIDTH, words), nn.Linear(3 * WIDTH, 1)
 
-        def forward(self, source: Tensor, extended: Tensor, target: Tensor, coins: Tensor) -> Tensor:
+        def forward(
+            self, source: Tensor, extended: Tensor, target: Tensor, coins: Tensor
+        ) -> Tensor:
             keys, state = self.encoder(self.embed(source))
             state = state.squeeze(0)
             coverage, context = keys.new_zeros(source.shape), keys.new_zeros(state.shape)
@@ -911,7 +1054,13 @@ def pointer_generator(batch_size: int = 4) -> Example:
             for t in range(target.shape[1]):
                 embedded = self.embed(word)
                 state = self.cell(torch.cat((embedded, context), -1), state)
-                energy = self.v(torch.tanh(self.wh(keys) + self.ws(state).unsqueeze(1) + self.wc(coverage.unsqueeze(-1))))
+                energy = self.v(
+                    torch.tanh(
+                        self.wh(keys)
+                        + self.ws(state).unsqueeze(1)
+                        + self.wc(coverage.unsqueeze(-1))
+                    )
+                )
                 attn = energy.squeeze(-1).softmax(-1)
                 context = (attn.unsqueeze(1) @ keys).squeeze(1)
                 vocab = self.out(torch.cat((state, context), -1)).softmax(-1)
@@ -949,7 +1098,9 @@ def sparse_retriever(batch_size: int = 8) -> Example:
             logits = F.linear(h, self.embed.weight, self.bias)
             return torch.max(torch.log(1 + torch.relu(logits)) * mask.unsqueeze(-1), dim=1).values
 
-        def forward(self, query: Tensor, positive: Tensor, negative: Tensor, margin: Tensor) -> Tensor:
+        def forward(
+            self, query: Tensor, positive: Tensor, negative: Tensor, margin: Tensor
+        ) -> Tensor:
             q, p, n = self.encode(query), self.encode(positive), self.encode(negative)
             scores = torch.cat([q @ p.t(), (q * n).sum(-1, keepdim=True)], 1)
             nll = F.nll_loss(scores.log_softmax(1), torch.arange(len(q), device=q.device))
@@ -959,7 +1110,12 @@ def sparse_retriever(batch_size: int = 8) -> Example:
 
     q, p = tokens(24, batch_size, 4, low=1), tokens(24, batch_size, 6, low=1)
     p[::3, 4:] = 0
-    return Splade(), {"query": q, "positive": p, "negative": p.flip(0), "margin": floats(batch_size)}
+    return Splade(), {
+        "query": q,
+        "positive": p,
+        "negative": p.flip(0),
+        "margin": floats(batch_size),
+    }
 
 
 def late_interaction(batch_size: int = 6) -> Example:
@@ -968,7 +1124,11 @@ def late_interaction(batch_size: int = 6) -> Example:
     class ColBERT(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.mix, self.project = nn.Embedding(30, WIDTH), nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.Linear(WIDTH, 4, bias=False)
+            self.embed, self.mix, self.project = (
+                nn.Embedding(30, WIDTH),
+                nn.Conv1d(WIDTH, WIDTH, 3, padding=1),
+                nn.Linear(WIDTH, 4, bias=False),
+            )
             self.skip = {0, 7}
 
         def encode(self, ids: Tensor) -> Tensor:
@@ -994,7 +1154,9 @@ def ranked_lists(batch_size: int = 4) -> Example:
     class Ranker(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(WIDTH, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 1))
+            self.net = nn.Sequential(
+                nn.Linear(WIDTH, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 1)
+            )
 
         def forward(self, x: Tensor, relevance: Tensor) -> Tensor:
             b, n, d = x.shape
@@ -1003,8 +1165,13 @@ def ranked_lists(batch_size: int = 4) -> Example:
             ranks = torch.empty_like(order).scatter_(1, order, torch.arange(n).expand(b, n))
             gains = 2.0**relevance - 1
             discount = 1 / torch.log2(ranks + 2.0).to(s.dtype)
-            ideal = (gains.sort(1, descending=True).values / torch.log2(torch.arange(n, dtype=s.dtype) + 2)).sum(1)
-            delta = (gains[:, :, None] - gains[:, None]).abs() * (discount[:, :, None] - discount[:, None]).abs()
+            ideal = (
+                gains.sort(1, descending=True).values
+                / torch.log2(torch.arange(n, dtype=s.dtype) + 2)
+            ).sum(1)
+            delta = (gains[:, :, None] - gains[:, None]).abs() * (
+                discount[:, :, None] - discount[:, None]
+            ).abs()
             delta = delta / ideal.clamp(min=1e-3)[:, None, None]
             better = relevance[:, :, None] > relevance[:, None]
             pairs = F.softplus(-(s[:, :, None] - s[:, None])) * delta
@@ -1048,8 +1215,14 @@ def rotated_relations(batch_size: int = 8) -> Example:
             total = weight.sum()
             return (-(weight * right).sum() / total - (weight * wrong).sum() / total) / 2
 
-    sample = torch.stack((tokens(15, batch_size), tokens(4, batch_size), tokens(15, batch_size).flip(0)), 1)
-    return RotatE(), {"sample": sample, "negative": tokens(15, batch_size, 5), "weight": floats(batch_size).abs() + 0.1}
+    sample = torch.stack(
+        (tokens(15, batch_size), tokens(4, batch_size), tokens(15, batch_size).flip(0)), 1
+    )
+    return RotatE(), {
+        "sample": sample,
+        "negative": tokens(15, batch_size, 5),
+        "weight": floats(batch_size).abs() + 0.1,
+    }
 
 
 # -- speech -------------------------------------------------------------------------------------------
@@ -1063,12 +1236,29 @@ def location_sensitive(batch_size: int = 4) -> Example:
             super().__init__()
             self.mel = mel
             self.embed = nn.Embedding(12, WIDTH)
-            self.prenet = nn.Sequential(nn.Linear(mel, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 6), nn.ReLU())
-            self.attention_rnn, self.decoder_rnn = nn.LSTMCell(6 + WIDTH, WIDTH), nn.LSTMCell(2 * WIDTH, WIDTH)
-            self.query, self.memory, self.v = nn.Linear(WIDTH, 6, bias=False), nn.Linear(WIDTH, 6, bias=False), nn.Linear(6, 1)
-            self.location, self.location_dense = nn.Conv1d(2, 4, 5, padding=2, bias=False), nn.Linear(4, 6, bias=False)
+            self.prenet = nn.Sequential(
+                nn.Linear(mel, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 6), nn.ReLU()
+            )
+            self.attention_rnn, self.decoder_rnn = (
+                nn.LSTMCell(6 + WIDTH, WIDTH),
+                nn.LSTMCell(2 * WIDTH, WIDTH),
+            )
+            self.query, self.memory, self.v = (
+                nn.Linear(WIDTH, 6, bias=False),
+                nn.Linear(WIDTH, 6, bias=False),
+                nn.Linear(6, 1),
+            )
+            self.location, self.location_dense = (
+                nn.Conv1d(2, 4, 5, padding=2, bias=False),
+                nn.Linear(4, 6, bias=False),
+            )
             self.project, self.gate = nn.Linear(2 * WIDTH, mel), nn.Linear(2 * WIDTH, 1)
-            self.postnet = nn.Sequential(nn.Conv1d(mel, 8, 3, padding=1), nn.BatchNorm1d(8), nn.Tanh(), nn.Conv1d(8, mel, 3, padding=1))
+            self.postnet = nn.Sequential(
+                nn.Conv1d(mel, 8, 3, padding=1),
+                nn.BatchNorm1d(8),
+                nn.Tanh(),
+                nn.Conv1d(8, mel, 3, padding=1),
+            )
 
         def forward(self, text: Tensor, lengths: Tensor, mels: Tensor, stops: Tensor) -> Tensor:
             memory = self.embed(text)
@@ -1084,7 +1274,9 @@ def location_sensitive(batch_size: int = 4) -> Example:
                 ah, ac = self.attention_rnn(torch.cat((frames[:, t], context), -1), (ah, ac))
                 both = torch.cat((weights.unsqueeze(1), cumulated.unsqueeze(1)), 1)
                 located = self.location_dense(self.location(both).transpose(1, 2))
-                energies = self.v(torch.tanh(self.query(ah.unsqueeze(1)) + located + processed)).squeeze(-1)
+                energies = self.v(
+                    torch.tanh(self.query(ah.unsqueeze(1)) + located + processed)
+                ).squeeze(-1)
                 weights = F.softmax(energies.masked_fill(mask, -float("inf")), dim=1)
                 context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
                 cumulated = cumulated + weights
@@ -1138,13 +1330,17 @@ def monotonic_alignment(batch_size: int = 3) -> Example:
                 index = (index + direction[index_range, index, j] - 1).clamp(min=0)
             return path * mask
 
-        def forward(self, text: Tensor, text_lengths: Tensor, mel: Tensor, mel_lengths: Tensor) -> Tensor:
+        def forward(
+            self, text: Tensor, text_lengths: Tensor, mel: Tensor, mel_lengths: Tensor
+        ) -> Tensor:
             x = self.embed(text)
             x_mask = (torch.arange(text.shape[1]) < text_lengths[:, None]).to(x.dtype)
             y_mask = (torch.arange(mel.shape[2]) < mel_lengths[:, None]).to(x.dtype)
             mean = self.mean(x).transpose(1, 2)
             z = self.flow(mel) * y_mask[:, None]
-            log_p = -0.5 * (z.square().sum(1)[:, None] + mean.square().sum(1)[..., None]) + mean.mT @ z
+            log_p = (
+                -0.5 * (z.square().sum(1)[:, None] + mean.square().sum(1)[..., None]) + mean.mT @ z
+            )
             attn = self.path(log_p.detach(), x_mask[:, :, None] * y_mask[:, None])
             aligned = mean @ attn
             log_d = torch.log(attn.sum(-1) + 1e-8) * x_mask
@@ -1166,7 +1362,10 @@ def sinc_filters(batch_size: int = 4) -> Example:
             super().__init__()
             self.kernel, self.rate = kernel, rate
             mel = torch.linspace(30, 450, out + 1)
-            self.low_hz, self.band_hz = nn.Parameter(mel[:-1].view(-1, 1)), nn.Parameter(torch.diff(mel).view(-1, 1))
+            self.low_hz, self.band_hz = (
+                nn.Parameter(mel[:-1].view(-1, 1)),
+                nn.Parameter(torch.diff(mel).view(-1, 1)),
+            )
             n = torch.linspace(0, kernel / 2 - 1, steps=kernel // 2)
             self.window = 0.54 - 0.46 * torch.cos(2 * math.pi * n / kernel)
             self.n = 2 * math.pi * torch.arange(-(kernel - 1) / 2.0, 0).view(1, -1) / rate
@@ -1202,8 +1401,14 @@ def permutation_invariant(batch_size: int = 3) -> Example:
         def __init__(self, sources: int = 3, chunk: int = 4) -> None:
             super().__init__()
             self.sources, self.chunk = sources, chunk
-            self.encoder, self.decoder = nn.Conv1d(1, 6, 4, stride=2, bias=False), nn.ConvTranspose1d(6, 1, 4, stride=2, bias=False)
-            self.intra, self.inter = nn.LSTM(6, 3, batch_first=True, bidirectional=True), nn.LSTM(6, 6, batch_first=True)
+            self.encoder, self.decoder = (
+                nn.Conv1d(1, 6, 4, stride=2, bias=False),
+                nn.ConvTranspose1d(6, 1, 4, stride=2, bias=False),
+            )
+            self.intra, self.inter = (
+                nn.LSTM(6, 3, batch_first=True, bidirectional=True),
+                nn.LSTM(6, 6, batch_first=True),
+            )
             self.intra_out, self.norm = nn.Linear(6, 6), nn.GroupNorm(1, 6)
             self.mask = nn.Conv2d(6, 6 * sources, 1)
 
@@ -1217,19 +1422,29 @@ def permutation_invariant(batch_size: int = 3) -> Example:
             y = self.intra(x.permute(0, 3, 2, 1).reshape(b * s, k, f))[0]
             y = self.intra_out(y).view(b, s, k, f).permute(0, 3, 2, 1)
             x = x + self.norm(y)
-            y = self.inter(x.permute(0, 2, 3, 1).reshape(b * k, s, f))[0].view(b, k, s, f).permute(0, 3, 1, 2)
+            y = (
+                self.inter(x.permute(0, 2, 3, 1).reshape(b * k, s, f))[0]
+                .view(b, k, s, f)
+                .permute(0, 3, 1, 2)
+            )
             m = self.mask(x + y).view(b * self.sources, f, k, s)
             total = padded.shape[2]
-            m = F.fold(m.reshape(-1, f * k, s), (1, total), (1, self.chunk), stride=(1, half)).squeeze(2)
+            m = F.fold(
+                m.reshape(-1, f * k, s), (1, total), (1, self.chunk), stride=(1, half)
+            ).squeeze(2)
             m = torch.sigmoid(m[:, :, half : half + length]).view(b, self.sources, f, length)
             out = self.decoder((m * w.unsqueeze(1)).flatten(0, 1)).view(b, self.sources, -1)
             out, goal = out - out.mean(-1, keepdim=True), truth - truth.mean(-1, keepdim=True)
             dot = (out.unsqueeze(2) * goal.unsqueeze(1)).sum(-1, keepdim=True)
-            target = dot * goal.unsqueeze(1) / (goal.square().sum(-1, keepdim=True).unsqueeze(1) + 1e-8)
+            target = (
+                dot * goal.unsqueeze(1) / (goal.square().sum(-1, keepdim=True).unsqueeze(1) + 1e-8)
+            )
             noise = out.unsqueeze(2) - target
             snr = 10 * torch.log10(target.square().sum(-1) / (noise.square().sum(-1) + 1e-8) + 1e-8)
             orders = torch.tensor(list(itertools.permutations(range(self.sources))))
-            each = torch.stack([snr[:, torch.arange(self.sources), order].mean(-1) for order in orders], 1)
+            each = torch.stack(
+                [snr[:, torch.arange(self.sources), order].mean(-1) for order in orders], 1
+            )
             return -each.max(1).values.mean()
 
     return Separator(), {"mixture": floats(batch_size, 22), "truth": floats(batch_size, 3, 22)}
@@ -1245,7 +1460,9 @@ def raft(batch_size: int = 2) -> Example:
         def __init__(self, radius: int = 1, levels: int = 2) -> None:
             super().__init__()
             self.radius, self.levels = radius, levels
-            self.features = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1))
+            self.features = nn.Sequential(
+                nn.Conv2d(3, 8, 3, 2, 1), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)
+            )
             self.context = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU())
             planes = levels * (2 * radius + 1) ** 2
             self.motion = nn.Conv2d(planes + 2, 6, 3, padding=1)
@@ -1280,7 +1497,9 @@ def raft(batch_size: int = 2) -> Example:
         def forward(self, first: Tensor, second: Tensor, flow: Tensor, valid: Tensor) -> Tensor:
             f1, f2 = self.features(torch.cat((first, second), 0)).chunk(2, 0)
             b, c, h, w = f1.shape
-            corr = (f1.flatten(2).transpose(1, 2) @ f2.flatten(2) / c**0.5).reshape(b * h * w, 1, h, w)
+            corr = (f1.flatten(2).transpose(1, 2) @ f2.flatten(2) / c**0.5).reshape(
+                b * h * w, 1, h, w
+            )
             pyramid = [corr]
             for _ in range(self.levels - 1):
                 pyramid.append(F.avg_pool2d(pyramid[-1], 2, stride=2))
@@ -1291,9 +1510,18 @@ def raft(batch_size: int = 2) -> Example:
             for i in range(3):
                 coords = coords.detach()
                 moved = coords - start
-                motion = torch.cat((F.relu(self.motion(torch.cat((self.lookup(pyramid, coords), moved), 1))), moved), 1)
+                motion = torch.cat(
+                    (
+                        F.relu(self.motion(torch.cat((self.lookup(pyramid, coords), moved), 1))),
+                        moved,
+                    ),
+                    1,
+                )
                 x = torch.cat((inp, motion), 1)
-                z, r = torch.sigmoid(self.z(torch.cat((net, x), 1))), torch.sigmoid(self.r(torch.cat((net, x), 1)))
+                z, r = (
+                    torch.sigmoid(self.z(torch.cat((net, x), 1))),
+                    torch.sigmoid(self.r(torch.cat((net, x), 1))),
+                )
                 net = (1 - z) * net + z * torch.tanh(self.q(torch.cat((r * net, x), 1)))
                 coords = coords + self.head(net)
                 up = self.upsample(coords - start, 0.25 * self.mask(net))
@@ -1314,9 +1542,18 @@ def aligned_regions(batch_size: int = 2) -> Example:
         def __init__(self, classes: int = 4) -> None:
             super().__init__()
             self.body = nn.ModuleList([nn.Conv2d(3, 6, 3, 2, 1), nn.Conv2d(6, 6, 3, 2, 1)])
-            self.lateral, self.smooth = nn.ModuleList(nn.Conv2d(6, 6, 1) for _ in range(2)), nn.Conv2d(6, 6, 3, padding=1)
-            self.fc, self.cls, self.box = nn.Linear(6 * 4, 16), nn.Linear(16, classes), nn.Linear(16, classes * 4)
-            self.mask = nn.Sequential(nn.ConvTranspose2d(6, 6, 2, 2), nn.ReLU(), nn.Conv2d(6, classes, 1))
+            self.lateral, self.smooth = (
+                nn.ModuleList(nn.Conv2d(6, 6, 1) for _ in range(2)),
+                nn.Conv2d(6, 6, 3, padding=1),
+            )
+            self.fc, self.cls, self.box = (
+                nn.Linear(6 * 4, 16),
+                nn.Linear(16, classes),
+                nn.Linear(16, classes * 4),
+            )
+            self.mask = nn.Sequential(
+                nn.ConvTranspose2d(6, 6, 2, 2), nn.ReLU(), nn.Conv2d(6, classes, 1)
+            )
             self.register_buffer("weights", torch.tensor([10.0, 10.0, 5.0, 5.0]))
 
         def align(self, features: Tensor, rois: Tensor, size: int = 2) -> Tensor:
@@ -1324,17 +1561,28 @@ def aligned_regions(batch_size: int = 2) -> Example:
             steps = (torch.arange(size, dtype=rois.dtype) + 0.5) / size
             xs = rois[..., 0:1] + (rois[..., 2:3] - rois[..., 0:1]) * steps
             ys = rois[..., 1:2] + (rois[..., 3:4] - rois[..., 1:2]) * steps
-            grid = torch.stack((xs[:, :, None].expand(b, n, size, size), ys[..., None].expand(b, n, size, size)), -1)
-            flat = F.grid_sample(features, grid.reshape(b, n * size, size, 2) * 2 - 1, align_corners=False)
+            grid = torch.stack(
+                (xs[:, :, None].expand(b, n, size, size), ys[..., None].expand(b, n, size, size)),
+                -1,
+            )
+            flat = F.grid_sample(
+                features, grid.reshape(b, n * size, size, 2) * 2 - 1, align_corners=False
+            )
             return flat.view(b, -1, n, size, size).transpose(1, 2)
 
-        def forward(self, image: Tensor, rois: Tensor, labels: Tensor, boxes: Tensor, masks: Tensor) -> dict[str, Tensor]:
+        def forward(
+            self, image: Tensor, rois: Tensor, labels: Tensor, boxes: Tensor, masks: Tensor
+        ) -> dict[str, Tensor]:
             c1 = F.relu(self.body[0](image))
             c2 = F.relu(self.body[1](c1))
             p2 = self.lateral[1](c2)
-            p1 = self.smooth(self.lateral[0](c1) + F.interpolate(p2, scale_factor=2, mode="nearest"))
+            p1 = self.smooth(
+                self.lateral[0](c1) + F.interpolate(p2, scale_factor=2, mode="nearest")
+            )
             area = (rois[..., 2] - rois[..., 0]) * (rois[..., 3] - rois[..., 1])
-            level = torch.floor(2 + torch.log2(area.sqrt() + 1e-6)).clamp(0, 1)[..., None, None, None]
+            level = torch.floor(2 + torch.log2(area.sqrt() + 1e-6)).clamp(0, 1)[
+                ..., None, None, None
+            ]
             pooled = torch.where(level == 0, self.align(p1, rois), self.align(p2, rois))
             b, n = labels.shape
             h = F.relu(self.fc(pooled.flatten(2)))
@@ -1346,16 +1594,26 @@ def aligned_regions(batch_size: int = 2) -> Example:
                 torch.log((boxes[..., 2] - boxes[..., 0]) / wide), torch.log((boxes[..., 3] - boxes[..., 1]) / tall),
             ), -1) * self.weights  # fmt: skip
             positive = torch.where(labels > 0)[0]
-            box_loss = F.smooth_l1_loss(
-                deltas[positive, labels[positive]], encoded.flatten(0, 1)[positive], beta=1 / 9, reduction="sum"
-            ) / labels.numel()
+            box_loss = (
+                F.smooth_l1_loss(
+                    deltas[positive, labels[positive]],
+                    encoded.flatten(0, 1)[positive],
+                    beta=1 / 9,
+                    reduction="sum",
+                )
+                / labels.numel()
+            )
             m = self.mask(pooled.flatten(0, 1))
             own = m[torch.arange(len(labels)), labels]
-            mask_loss = F.binary_cross_entropy_with_logits(own[positive], masks.flatten(0, 1)[positive])
+            mask_loss = F.binary_cross_entropy_with_logits(
+                own[positive], masks.flatten(0, 1)[positive]
+            )
             return {"loss": F.cross_entropy(logits, labels) + box_loss + mask_loss}
 
     corners = floats(batch_size, 3, 2).sigmoid() * 0.5
-    rois = torch.cat((corners, corners + 0.2 + 0.2 * floats(batch_size, 3, 2).flip(1).sigmoid()), -1)
+    rois = torch.cat(
+        (corners, corners + 0.2 + 0.2 * floats(batch_size, 3, 2).flip(1).sigmoid()), -1
+    )
     labels = tokens(4, batch_size, 3)
     labels[:, 0] = 1
     return Heads(), {
@@ -1371,13 +1629,20 @@ def pillars(batch_size: int = 2) -> Example:
         def __init__(self, grid: int = 4) -> None:
             super().__init__()
             self.grid = grid
-            self.net, self.norm = nn.Linear(5, 8, bias=False), nn.BatchNorm1d(8, eps=1e-3, momentum=0.01)
-            self.head = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 2, 2, 2))
+            self.net, self.norm = (
+                nn.Linear(5, 8, bias=False),
+                nn.BatchNorm1d(8, eps=1e-3, momentum=0.01),
+            )
+            self.head = nn.Sequential(
+                nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 2, 2, 2)
+            )
 
         def forward(self, points: Tensor, heat: Tensor) -> Tensor:
             b, n, _ = points.shape
             cell = (points[..., :2].sigmoid() * self.grid).long().clamp(max=self.grid - 1)
-            index = cell[..., 0] * self.grid + cell[..., 1] + torch.arange(b)[:, None] * self.grid**2
+            index = (
+                cell[..., 0] * self.grid + cell[..., 1] + torch.arange(b)[:, None] * self.grid**2
+            )
             flat, index = points.reshape(b * n, 3), index.reshape(-1)
             cells = b * self.grid**2
             sums = flat.new_zeros(cells, 3).index_add_(0, index, flat)
@@ -1390,7 +1655,10 @@ def pillars(batch_size: int = 2) -> Example:
             picture = canvas.view(b, self.grid, self.grid, 8).permute(0, 3, 1, 2)
             return F.binary_cross_entropy_with_logits(self.head(picture), heat)
 
-    return Pillars(), {"points": floats(batch_size, 12, 3), "heat": tokens(2, batch_size, 2, 8, 8).float()}
+    return Pillars(), {
+        "points": floats(batch_size, 12, 3),
+        "heat": tokens(2, batch_size, 2, 8, 8).float(),
+    }
 
 
 def softmax_splatting(batch_size: int = 2) -> Example:
@@ -1399,7 +1667,11 @@ def softmax_splatting(batch_size: int = 2) -> Example:
     class Splat(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.flow, self.metric, self.synth = nn.Conv2d(6, 2, 3, padding=1), nn.Conv2d(3, 1, 1), nn.Conv2d(6, 3, 3, padding=1)
+            self.flow, self.metric, self.synth = (
+                nn.Conv2d(6, 2, 3, padding=1),
+                nn.Conv2d(3, 1, 1),
+                nn.Conv2d(6, 3, 3, padding=1),
+            )
 
         def splat(self, x: Tensor, flow: Tensor) -> Tensor:
             b, c, h, w = x.shape
@@ -1411,7 +1683,12 @@ def softmax_splatting(batch_size: int = 2) -> Example:
                 cx, cy = x0 + dx, y0 + dy
                 weight = (1 - (px - cx).abs()) * (1 - (py - cy).abs())
                 inside = (cx >= 0) & (cx < w) & (cy >= 0) & (cy < h)
-                index = (cy.clamp(0, h - 1) * w + cx.clamp(0, w - 1)).long().view(b, 1, -1).expand(-1, c, -1)
+                index = (
+                    (cy.clamp(0, h - 1) * w + cx.clamp(0, w - 1))
+                    .long()
+                    .view(b, 1, -1)
+                    .expand(-1, c, -1)
+                )
                 out.scatter_add_(2, index, (x * (weight * inside)[:, None]).flatten(2))
             return out.view(b, c, h, w)
 
@@ -1423,7 +1700,10 @@ def softmax_splatting(batch_size: int = 2) -> Example:
             out = self.synth(torch.cat((warped, last), 1))
             return torch.sqrt((out - middle) ** 2 + 1e-6).mean()
 
-    return Splat(), {name: floats(batch_size, 3, 6, 6).roll(i, -1) for i, name in enumerate(("first", "last", "middle"))}
+    return Splat(), {
+        name: floats(batch_size, 3, 6, 6).roll(i, -1)
+        for i, name in enumerate(("first", "last", "middle"))
+    }
 
 
 def mip_rays(batch_size: int = 4) -> Example:
@@ -1434,20 +1714,33 @@ def mip_rays(batch_size: int = 4) -> Example:
         def __init__(self, width: int, colours: bool) -> None:
             super().__init__()
             self.register_buffer("scales", 2.0 ** torch.arange(4))
-            self.net, self.sigma = nn.Sequential(nn.Linear(24, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()), nn.Linear(width, 1)
+            self.net, self.sigma = (
+                nn.Sequential(nn.Linear(24, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
+                nn.Linear(width, 1),
+            )
             self.rgb = nn.Sequential(nn.Linear(width + 3, 3), nn.Sigmoid()) if colours else None
 
         def forward(self, mean: Tensor, var: Tensor, d: Tensor) -> tuple[Tensor, Tensor | None]:
             y = (mean[..., None, :] * self.scales[:, None]).flatten(-2)
             v = (var[..., None, :] * self.scales[:, None] ** 2).flatten(-2)
-            h = self.net(torch.cat((torch.exp(-0.5 * v) * torch.sin(y), torch.exp(-0.5 * v) * torch.cos(y)), -1))
-            rgb = None if self.rgb is None else self.rgb(torch.cat((h, d[:, None].expand(-1, h.shape[1], -1)), -1))
+            h = self.net(
+                torch.cat(
+                    (torch.exp(-0.5 * v) * torch.sin(y), torch.exp(-0.5 * v) * torch.cos(y)), -1
+                )
+            )
+            rgb = (
+                None
+                if self.rgb is None
+                else self.rgb(torch.cat((h, d[:, None].expand(-1, h.shape[1], -1)), -1))
+            )
             return F.softplus(self.sigma(h).squeeze(-1) - 1), rgb
 
     def weigh(sigma: Tensor, t: Tensor) -> Tensor:
         delta = sigma * t.diff(dim=-1)
         alpha = 1 - torch.exp(-delta)
-        trans = torch.exp(-torch.cat((torch.zeros_like(delta[:, :1]), delta[:, :-1].cumsum(-1)), -1))
+        trans = torch.exp(
+            -torch.cat((torch.zeros_like(delta[:, :1]), delta[:, :-1].cumsum(-1)), -1)
+        )
         return alpha * trans
 
     def resample(t: Tensor, w: Tensor, count: int) -> Tensor:
@@ -1455,7 +1748,10 @@ def mip_rays(batch_size: int = 4) -> Example:
         cdf = torch.cat((torch.zeros_like(pdf[:, :1]), pdf.cumsum(-1).clamp(max=1)), -1)
         u = torch.linspace(0.01, 0.99, count, dtype=t.dtype).expand(len(t), count).contiguous()
         above = torch.searchsorted(cdf.contiguous(), u, right=True).clamp(1, cdf.shape[-1] - 1)
-        c0, c1, b0, b1 = (one.gather(1, index) for one, index in ((cdf, above - 1), (cdf, above), (t, above - 1), (t, above)))
+        c0, c1, b0, b1 = (
+            one.gather(1, index)
+            for one, index in ((cdf, above - 1), (cdf, above), (t, above - 1), (t, above))
+        )
         return b0 + (u - c0) / (c1 - c0).clamp(min=1e-6) * (b1 - b0)
 
     class Mip(nn.Module):
@@ -1477,16 +1773,28 @@ def mip_rays(batch_size: int = 4) -> Example:
             w = weigh(sigma, fine_t)
             colour = (w[..., None] * rgb).sum(1) + (1 - w.sum(-1, keepdim=True))
             sums = torch.cat((torch.zeros_like(coarse[:, :1]), coarse.cumsum(-1)), -1)
-            low = torch.searchsorted(t.contiguous(), fine_t[:, :-1].contiguous(), right=True).sub(1).clamp(0, 6)
-            high = torch.searchsorted(t.contiguous(), fine_t[:, 1:].contiguous(), right=False).clamp(0, 6)
+            low = (
+                torch.searchsorted(t.contiguous(), fine_t[:, :-1].contiguous(), right=True)
+                .sub(1)
+                .clamp(0, 6)
+            )
+            high = torch.searchsorted(
+                t.contiguous(), fine_t[:, 1:].contiguous(), right=False
+            ).clamp(0, 6)
             outer = sums.gather(1, high) - sums.gather(1, low)
             inter = ((w.detach() - outer).clamp(min=0) ** 2 / (w.detach() + 1e-5)).sum(-1).mean()
             middle = (fine_t[:, 1:] + fine_t[:, :-1]) / 2
             pairs = (middle[:, :, None] - middle[:, None]).abs()
-            distort = (w[:, :, None] * w[:, None] * pairs).sum((1, 2)) + (w**2 * fine_t.diff(dim=-1)).sum(-1) / 3
+            distort = (w[:, :, None] * w[:, None] * pairs).sum((1, 2)) + (
+                w**2 * fine_t.diff(dim=-1)
+            ).sum(-1) / 3
             return ((colour - colours) ** 2).mean() + inter + 0.01 * distort.mean()
 
-    return Mip(), {"origins": floats(batch_size, 3) * 0.1, "directions": floats(batch_size, 3), "colours": floats(batch_size, 3).sigmoid()}
+    return Mip(), {
+        "origins": floats(batch_size, 3) * 0.1,
+        "directions": floats(batch_size, 3),
+        "colours": floats(batch_size, 3).sigmoid(),
+    }
 
 
 def surface_field(batch_size: int = 8) -> Example:
@@ -1497,7 +1805,8 @@ def surface_field(batch_size: int = 8) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList(
-                nn.utils.parametrizations.weight_norm(nn.Linear(i, o)) for i, o in ((3, 16), (16, 13), (16, 16), (16, 5))
+                nn.utils.parametrizations.weight_norm(nn.Linear(i, o))
+                for i, o in ((3, 16), (16, 13), (16, 16), (16, 5))
             )
             self.colour, self.variance = nn.Linear(3 + 3 + 4, 3), nn.Parameter(torch.tensor(0.3))
 
@@ -1516,7 +1825,12 @@ def surface_field(batch_size: int = 8) -> Example:
             with torch.enable_grad():
                 y = self.sdf(x)[:, :1]
             return torch.autograd.grad(
-                y, x, torch.ones_like(y, requires_grad=False), create_graph=True, retain_graph=True, only_inputs=True
+                y,
+                x,
+                torch.ones_like(y, requires_grad=False),
+                create_graph=True,
+                retain_graph=True,
+                only_inputs=True,
             )[0]
 
         def forward(self, points: Tensor, directions: Tensor, colours: Tensor) -> Tensor:
@@ -1531,7 +1845,11 @@ def surface_field(batch_size: int = 8) -> Example:
             eikonal = ((torch.linalg.norm(normals, ord=2, dim=-1) - 1.0) ** 2).mean()
             return (alpha * (rgb - colours).abs()).mean() + 0.1 * eikonal
 
-    return SDF(), {"points": floats(batch_size, 3), "directions": F.normalize(floats(batch_size, 3).flip(0), dim=-1), "colours": floats(batch_size, 3).sigmoid()}
+    return SDF(), {
+        "points": floats(batch_size, 3),
+        "directions": F.normalize(floats(batch_size, 3).flip(0), dim=-1),
+        "colours": floats(batch_size, 3).sigmoid(),
+    }
 
 
 def skinned_bodies(batch_size: int = 4) -> Example:
@@ -1540,7 +1858,9 @@ def skinned_bodies(batch_size: int = 4) -> Example:
     class Body(nn.Module):
         def __init__(self, vertices: int = 12, joints: int = 4, shapes: int = 3) -> None:
             super().__init__()
-            self.regress = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, joints * 6 + shapes))
+            self.regress = nn.Sequential(
+                nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, joints * 6 + shapes)
+            )
             self.parents = [-1, 0, 1, 1]
             self.register_buffer("template", floats(vertices, 3))
             self.register_buffer("shape_dirs", floats(vertices, 3, shapes) * 0.1)
@@ -1562,7 +1882,13 @@ def skinned_bodies(batch_size: int = 4) -> Example:
             joints = torch.einsum("bik,ji->bjk", shaped, self.joint_regressor)
             relative = joints.clone()
             relative[:, 1:] -= joints[:, self.parents[1:]]
-            transforms = torch.cat([F.pad(turns, (0, 0, 0, 1)), F.pad(relative.unsqueeze(-1), (0, 0, 0, 1), value=1.0)], -1)
+            transforms = torch.cat(
+                [
+                    F.pad(turns, (0, 0, 0, 1)),
+                    F.pad(relative.unsqueeze(-1), (0, 0, 0, 1), value=1.0),
+                ],
+                -1,
+            )
             chain = [transforms[:, 0]]
             for i in range(1, j):
                 chain.append(chain[self.parents[i]] @ transforms[:, i])
@@ -1571,16 +1897,24 @@ def skinned_bodies(batch_size: int = 4) -> Example:
             rest = F.pad(joints, (0, 1)).unsqueeze(-1)
             chain = chain - F.pad(chain @ rest, (3, 0))
             t = torch.einsum("vj,bjkl->bvkl", self.weights, chain)
-            verts = (t @ F.pad(shaped, (0, 1), value=1.0).unsqueeze(-1))[..., :3, 0] * self.log_scale.exp()
+            verts = (t @ F.pad(shaped, (0, 1), value=1.0).unsqueeze(-1))[
+                ..., :3, 0
+            ] * self.log_scale.exp()
             centred = verts - verts.mean(1, keepdim=True)
             goal = points - points.mean(1, keepdim=True)
             u, _, vh = torch.linalg.svd(centred.detach().mT @ goal)
             sign = torch.linalg.det(u @ vh).sign()
-            fix = torch.diag_embed(torch.stack((torch.ones_like(sign), torch.ones_like(sign), sign), -1))
+            fix = torch.diag_embed(
+                torch.stack((torch.ones_like(sign), torch.ones_like(sign), sign), -1)
+            )
             aligned = centred @ (u @ fix @ vh)
             return (aligned - goal).abs().mean() + F.mse_loss(posed[..., :2], keypoints)
 
-    return Body(), {"x": floats(batch_size, WIDTH), "points": floats(batch_size, 12, 3).flip(0), "keypoints": floats(batch_size, 4, 2)}
+    return Body(), {
+        "x": floats(batch_size, WIDTH),
+        "points": floats(batch_size, 12, 3).flip(0),
+        "keypoints": floats(batch_size, 4, 2),
+    }
 
 
 def unrolled_reconstruction(batch_size: int = 3) -> Example:
@@ -1588,16 +1922,25 @@ def unrolled_reconstruction(batch_size: int = 3) -> Example:
     with shifts, a U-Net's place taken by convolutions, SSIM by hand."""
 
     def fft2c(x: Tensor) -> Tensor:
-        return torch.fft.fftshift(torch.fft.fft2(torch.fft.ifftshift(x, dim=(-2, -1)), norm="ortho"), dim=(-2, -1))
+        return torch.fft.fftshift(
+            torch.fft.fft2(torch.fft.ifftshift(x, dim=(-2, -1)), norm="ortho"), dim=(-2, -1)
+        )
 
     def ifft2c(x: Tensor) -> Tensor:
-        return torch.fft.fftshift(torch.fft.ifft2(torch.fft.ifftshift(x, dim=(-2, -1)), norm="ortho"), dim=(-2, -1))
+        return torch.fft.fftshift(
+            torch.fft.ifft2(torch.fft.ifftshift(x, dim=(-2, -1)), norm="ortho"), dim=(-2, -1)
+        )
 
     class VarNet(nn.Module):
         def __init__(self, cascades: int = 2) -> None:
             super().__init__()
             self.nets = nn.ModuleList(
-                nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.LeakyReLU(0.2), nn.Conv2d(8, 2, 1))
+                nn.Sequential(
+                    nn.Conv2d(2, 8, 3, padding=1),
+                    nn.InstanceNorm2d(8),
+                    nn.LeakyReLU(0.2),
+                    nn.Conv2d(8, 2, 1),
+                )
                 for _ in range(cascades)
             )
             self.dc = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in range(cascades))
@@ -1646,7 +1989,11 @@ def monotonic_mixer(batch_size: int = 4) -> Example:
     class Agent(nn.Module):
         def __init__(self, actions: int) -> None:
             super().__init__()
-            self.fc1, self.rnn, self.fc2 = nn.Linear(WIDTH, 8), nn.GRUCell(8, 8), nn.Linear(8, actions)
+            self.fc1, self.rnn, self.fc2 = (
+                nn.Linear(WIDTH, 8),
+                nn.GRUCell(8, 8),
+                nn.Linear(8, actions),
+            )
 
         def forward(self, obs: Tensor) -> Tensor:
             b, t, n, _ = obs.shape
@@ -1660,7 +2007,11 @@ def monotonic_mixer(batch_size: int = 4) -> Example:
         def __init__(self, agents: int, state: int) -> None:
             super().__init__()
             self.agents = agents
-            self.w1, self.b1, self.w2 = nn.Linear(state, agents * 4), nn.Linear(state, 4), nn.Linear(state, 4)
+            self.w1, self.b1, self.w2 = (
+                nn.Linear(state, agents * 4),
+                nn.Linear(state, 4),
+                nn.Linear(state, 4),
+            )
             self.v = nn.Sequential(nn.Linear(state, 4), nn.ReLU(), nn.Linear(4, 1))
 
         def forward(self, qs: Tensor, states: Tensor) -> Tensor:
@@ -1668,7 +2019,9 @@ def monotonic_mixer(batch_size: int = 4) -> Example:
             states, qs = states.reshape(-1, states.shape[-1]), qs.reshape(-1, 1, self.agents)
             w1, b1 = self.w1(states).abs().view(-1, self.agents, 4), self.b1(states).view(-1, 1, 4)
             hidden = F.elu(torch.bmm(qs, w1) + b1)
-            out = torch.bmm(hidden, self.w2(states).abs().view(-1, 4, 1)) + self.v(states).view(-1, 1, 1)
+            out = torch.bmm(hidden, self.w2(states).abs().view(-1, 4, 1)) + self.v(states).view(
+                -1, 1, 1
+            )
             return out.view(b, -1, 1)
 
     class QMix(nn.Module):
@@ -1680,7 +2033,16 @@ def monotonic_mixer(batch_size: int = 4) -> Example:
             self.target_agent.requires_grad_(False)
             self.target_mixer.requires_grad_(False)
 
-        def forward(self, obs: Tensor, state: Tensor, actions: Tensor, legal: Tensor, reward: Tensor, done: Tensor, filled: Tensor) -> Tensor:
+        def forward(
+            self,
+            obs: Tensor,
+            state: Tensor,
+            actions: Tensor,
+            legal: Tensor,
+            reward: Tensor,
+            done: Tensor,
+            filled: Tensor,
+        ) -> Tensor:
             q = self.agent(obs)
             chosen = torch.gather(q[:, :-1], 3, actions[:, :-1].unsqueeze(3)).squeeze(3)
             target = self.target_agent(obs)[:, 1:].masked_fill(legal[:, 1:] == 0, -9999999)
@@ -1726,13 +2088,23 @@ def unrolled_planner(batch_size: int = 4) -> Example:
             floor = x.floor()
             prob = x - floor
             logits = torch.zeros(*x.shape, 2 * self.support + 1, dtype=x.dtype)
-            logits.scatter_(2, (floor + self.support).long().unsqueeze(-1), (1 - prob).unsqueeze(-1))
+            logits.scatter_(
+                2, (floor + self.support).long().unsqueeze(-1), (1 - prob).unsqueeze(-1)
+            )
             index = floor + self.support + 1
             prob = prob.masked_fill_(2 * self.support < index, 0.0)
             index = index.masked_fill_(2 * self.support < index, 0.0)
             return logits.scatter_add_(2, index.long().unsqueeze(-1), prob.unsqueeze(-1))
 
-        def forward(self, obs: Tensor, actions: Tensor, values: Tensor, rewards: Tensor, policies: Tensor, weight: Tensor) -> Tensor:
+        def forward(
+            self,
+            obs: Tensor,
+            actions: Tensor,
+            values: Tensor,
+            rewards: Tensor,
+            policies: Tensor,
+            weight: Tensor,
+        ) -> Tensor:
             state = scale(self.represent(obs))
             v, r = self.two_hot(values), self.two_hot(rewards)
             total = -(v[:, 0] * self.value(state).log_softmax(1)).sum(1)
@@ -1762,10 +2134,16 @@ def implicit_quantiles(batch_size: int = 4) -> Example:
     class IQN(nn.Module):
         def __init__(self, actions: int = 3) -> None:
             super().__init__()
-            self.body, self.cosine = nn.Sequential(nn.Linear(WIDTH, 12), nn.ReLU()), nn.Linear(6, 12)
+            self.body, self.cosine = (
+                nn.Sequential(nn.Linear(WIDTH, 12), nn.ReLU()),
+                nn.Linear(6, 12),
+            )
             self.advantage, self.value = nn.Linear(12, actions), nn.Linear(12, 1)
             self.register_buffer("pis", math.pi * torch.arange(1, 7).view(1, 1, 6))
-            self.fixed, self.guess = nn.Linear(WIDTH, 4), nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 4))
+            self.fixed, self.guess = (
+                nn.Linear(WIDTH, 4),
+                nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 4)),
+            )
             for p in self.fixed.parameters():
                 p.requires_grad = False
             self.register_buffer("mean", torch.zeros(()))
@@ -1773,7 +2151,9 @@ def implicit_quantiles(batch_size: int = 4) -> Example:
             self.register_buffer("count", torch.tensor(1e-4))
 
         def q(self, x: Tensor, taus: Tensor) -> Tensor:
-            h = self.body(x).unsqueeze(1) * F.relu(self.cosine(torch.cos(taus.unsqueeze(-1) * self.pis)))
+            h = self.body(x).unsqueeze(1) * F.relu(
+                self.cosine(torch.cos(taus.unsqueeze(-1) * self.pis))
+            )
             a = self.advantage(h)
             return self.value(h) + a - a.mean(2, keepdim=True)
 
@@ -1786,7 +2166,9 @@ def implicit_quantiles(batch_size: int = 4) -> Example:
             self.var.copy_(m2 / total)
             self.count.copy_(total)
 
-        def forward(self, x: Tensor, action: Tensor, reward: Tensor, after: Tensor, taus: Tensor) -> Tensor:
+        def forward(
+            self, x: Tensor, action: Tensor, reward: Tensor, after: Tensor, taus: Tensor
+        ) -> Tensor:
             novelty = (self.guess(after) - self.fixed(after)).square().mean(-1)
             self.update(novelty)
             bonus = novelty.detach() / (self.var.sqrt() + 1e-8)
@@ -1795,7 +2177,9 @@ def implicit_quantiles(batch_size: int = 4) -> Example:
             with torch.no_grad():
                 later = self.q(after, taus.flip(1))
                 best = later.mean(1).argmax(1).view(-1, 1, 1).expand(-1, taus.shape[1], 1)
-                target = (reward + 0.1 * bonus)[:, None, None] + 0.9 * later.gather(2, best).transpose(1, 2)
+                target = (reward + 0.1 * bonus)[:, None, None] + 0.9 * later.gather(
+                    2, best
+                ).transpose(1, 2)
             error = target - mine
             huber = torch.where(error.abs() <= 1.0, 0.5 * error.pow(2), error.abs() - 0.5)
             loss = (taus.unsqueeze(-1) - (error.detach() < 0).to(x.dtype)).abs() * huber
@@ -1833,7 +2217,9 @@ def product_keys(batch_size: int = 4) -> Example:
             best, at = both.topk(self.k, dim=-1)
             index = index.gather(-1, at)
             weight = F.softmax(best, dim=-1)
-            out = self.values(index.view(b * t, -1), per_sample_weights=weight.view(b * t, -1)).view(b, t, -1)
+            out = self.values(
+                index.view(b * t, -1), per_sample_weights=weight.view(b * t, -1)
+            ).view(b, t, -1)
             return F.mse_loss(x + out * F.silu(self.gate(x)), y)
 
     return Memory(), _rows(batch_size, 5)
@@ -1878,7 +2264,10 @@ def spikes(batch_size: int = 4) -> Example:
                     rate = rate + h.mean()
                 readout = 0.9 * readout + self.out(h)
                 total = total + readout.softmax(-1)
-            return F.nll_loss((total / x.shape[1]).log(), labels) + 0.1 * (rate / x.shape[1] - 0.2) ** 2
+            return (
+                F.nll_loss((total / x.shape[1]).log(), labels)
+                + 0.1 * (rate / x.shape[1] - 0.2) ** 2
+            )
 
     return Net(), {"x": floats(batch_size, 5, WIDTH) * 2, "labels": tokens(4, batch_size)}
 
@@ -1896,8 +2285,14 @@ def poincare_ball(batch_size: int = 6) -> Example:
         return torch.where(n > most, x / n * most, x)
 
     def add(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
-        x2, y2, xy = x.pow(2).sum(-1, keepdim=True), y.pow(2).sum(-1, keepdim=True), (x * y).sum(-1, keepdim=True)
-        return ((1 + 2 * c * xy + c * y2) * x + (1 - c * x2) * y) / (1 + 2 * c * xy + c**2 * x2 * y2).clamp_min(1e-15)
+        x2, y2, xy = (
+            x.pow(2).sum(-1, keepdim=True),
+            y.pow(2).sum(-1, keepdim=True),
+            (x * y).sum(-1, keepdim=True),
+        )
+        return ((1 + 2 * c * xy + c * y2) * x + (1 - c * x2) * y) / (
+            1 + 2 * c * xy + c**2 * x2 * y2
+        ).clamp_min(1e-15)
 
     def exp0(u: Tensor, c: Tensor) -> Tensor:
         n = norm(u)
@@ -1906,12 +2301,19 @@ def poincare_ball(batch_size: int = 6) -> Example:
     class Layer(nn.Module):
         def __init__(self, into: int, out: int) -> None:
             super().__init__()
-            self.weight, self.bias = nn.Parameter(floats(out, into) * 0.3), nn.Parameter(floats(out) * 0.1)
+            self.weight, self.bias = (
+                nn.Parameter(floats(out, into) * 0.3),
+                nn.Parameter(floats(out) * 0.1),
+            )
 
         def forward(self, x: Tensor, c: Tensor) -> Tensor:
             n, mx = norm(x), x @ self.weight.t()
             m = norm(mx)
-            res = torch.tanh(m / n * torch.atanh((c.sqrt() * n).clamp(-1 + 1e-5, 1 - 1e-5))) * mx / (m * c.sqrt())
+            res = (
+                torch.tanh(m / n * torch.atanh((c.sqrt() * n).clamp(-1 + 1e-5, 1 - 1e-5)))
+                * mx
+                / (m * c.sqrt())
+            )
             zero = (mx == 0).prod(-1, keepdim=True, dtype=torch.uint8).bool()
             res = project(torch.where(zero, torch.zeros(1, dtype=res.dtype), res), c)
             return project(add(res, exp0(self.bias, c), c), c)
@@ -1944,17 +2346,24 @@ def hypercomplex(batch_size: int = 4) -> Example:
     class PHM(nn.Module):
         def __init__(self, n: int, into: int, out: int) -> None:
             super().__init__()
-            self.a, self.s = nn.Parameter(floats(n, n, n) * 0.3), nn.Parameter(floats(n, out // n, into // n) * 0.3)
+            self.a, self.s = (
+                nn.Parameter(floats(n, n, n) * 0.3),
+                nn.Parameter(floats(n, out // n, into // n) * 0.3),
+            )
             self.bias = nn.Parameter(torch.zeros(out))
 
         def forward(self, x: Tensor) -> Tensor:
-            weight = torch.sum(torch.stack([torch.kron(a, s) for a, s in zip(self.a, self.s, strict=True)]), dim=0)
+            weight = torch.sum(
+                torch.stack([torch.kron(a, s) for a, s in zip(self.a, self.s, strict=True)]), dim=0
+            )
             return F.linear(x, weight, self.bias)
 
     class Quaternion(nn.Module):
         def __init__(self, into: int, out: int) -> None:
             super().__init__()
-            self.r, self.i, self.j, self.k = (nn.Parameter(floats(out, into, 3) * 0.2) for _ in range(4))
+            self.r, self.i, self.j, self.k = (
+                nn.Parameter(floats(out, into, 3) * 0.2) for _ in range(4)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             r, i, j, k = self.r, self.i, self.j, self.k
@@ -1980,7 +2389,11 @@ def pondering(batch_size: int = 4) -> Example:
         def __init__(self, steps: int = 4) -> None:
             super().__init__()
             self.steps = steps
-            self.cell, self.out, self.halt = nn.GRUCell(WIDTH, WIDTH), nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1)
+            self.cell, self.out, self.halt = (
+                nn.GRUCell(WIDTH, WIDTH),
+                nn.Linear(WIDTH, 1),
+                nn.Linear(WIDTH, 1),
+            )
             p = torch.zeros(steps)
             left = 1.0
             for k in range(steps):
@@ -1994,7 +2407,9 @@ def pondering(batch_size: int = 4) -> Example:
             halted = h.new_zeros((len(x),))
             ps, ys, pick = [], [], []
             for n in range(1, self.steps + 1):
-                lambda_n = h.new_ones(h.shape[0]) if n == self.steps else torch.sigmoid(self.halt(h))[:, 0]
+                lambda_n = (
+                    h.new_ones(h.shape[0]) if n == self.steps else torch.sigmoid(self.halt(h))[:, 0]
+                )
                 ps.append(left * lambda_n)
                 ys.append(self.out(h).squeeze(-1))
                 stop = (lambda_n > 0.5).to(h.dtype) * (1 - halted)
@@ -2003,7 +2418,9 @@ def pondering(batch_size: int = 4) -> Example:
                 left = left * (1 - lambda_n)
                 h = self.cell(x, h)
             p = torch.stack(ps)
-            losses = F.binary_cross_entropy_with_logits(torch.stack(ys), y.expand(self.steps, -1), reduction="none")
+            losses = F.binary_cross_entropy_with_logits(
+                torch.stack(ys), y.expand(self.steps, -1), reduction="none"
+            )
             rec = (p * losses).mean(dim=1).sum()
             prior = self.p_g[: p.shape[0]].unsqueeze(0).expand_as(p.transpose(0, 1))
             kl = F.kl_div(p.transpose(0, 1).add(1e-9).log(), prior, reduction="batchmean")
@@ -2020,7 +2437,11 @@ def evidential(batch_size: int = 8) -> Example:
         def __init__(self, classes: int = 4) -> None:
             super().__init__()
             self.classes = classes
-            self.body, self.evidence, self.nig = nn.Linear(WIDTH, 12), nn.Linear(12, classes), nn.Linear(12, 4)
+            self.body, self.evidence, self.nig = (
+                nn.Linear(WIDTH, 12),
+                nn.Linear(12, classes),
+                nn.Linear(12, 4),
+            )
             self.register_buffer("step", torch.tensor(0))
 
         def forward(self, x: Tensor, labels: Tensor, y: Tensor) -> Tensor:
@@ -2033,17 +2454,31 @@ def evidential(batch_size: int = 8) -> Example:
             fit = (one * (torch.digamma(s) - torch.digamma(alpha))).sum(1)
             wrong = (alpha - 1) * (1 - one) + 1
             sw = wrong.sum(1, keepdim=True)
-            kl = torch.lgamma(sw).squeeze(1) - torch.lgamma(wrong).sum(1) - math.lgamma(self.classes)
+            kl = (
+                torch.lgamma(sw).squeeze(1) - torch.lgamma(wrong).sum(1) - math.lgamma(self.classes)
+            )
             kl = kl + ((wrong - 1) * (torch.digamma(wrong) - torch.digamma(sw))).sum(1)
             anneal = torch.minimum(torch.ones((), dtype=x.dtype), self.step.to(x.dtype) / 10)
             mu, nu, a, b = self.nig(h).unbind(1)
             nu, a, b = F.softplus(nu), F.softplus(a) + 1, F.softplus(b)
             omega = 2 * b * (1 + nu)
-            nll = 0.5 * torch.log(math.pi / nu) - a * torch.log(omega) + (a + 0.5) * torch.log((y - mu) ** 2 * nu + omega)
+            nll = (
+                0.5 * torch.log(math.pi / nu)
+                - a * torch.log(omega)
+                + (a + 0.5) * torch.log((y - mu) ** 2 * nu + omega)
+            )
             nll = nll + torch.lgamma(a) - torch.lgamma(a + 0.5)
-            return (fit + anneal * kl).mean() + nll.mean() + 0.1 * ((y - mu).abs() * (2 * nu + a)).mean()
+            return (
+                (fit + anneal * kl).mean()
+                + nll.mean()
+                + 0.1 * ((y - mu).abs() * (2 * nu + a)).mean()
+            )
 
-    return Evidence(), {"x": floats(batch_size, WIDTH), "labels": tokens(4, batch_size), "y": floats(batch_size)}
+    return Evidence(), {
+        "x": floats(batch_size, WIDTH),
+        "labels": tokens(4, batch_size),
+        "y": floats(batch_size),
+    }
 
 
 def early_learning(batch_size: int = 8) -> Example:
@@ -2061,7 +2496,9 @@ def early_learning(batch_size: int = 8) -> Example:
             out = self.net(x)
             p = torch.clamp(F.softmax(out, dim=1), 1e-4, 1.0 - 1e-4)
             q = p.data.detach()
-            self.target[index] = self.beta * self.target[index] + (1 - self.beta) * (q / q.sum(dim=1, keepdim=True))
+            self.target[index] = self.beta * self.target[index] + (1 - self.beta) * (
+                q / q.sum(dim=1, keepdim=True)
+            )
             regulariser = ((1 - (self.target[index] * p).sum(dim=1)).log()).mean()
             return F.cross_entropy(out, labels) + 3.0 * regulariser
 
