@@ -1,8 +1,8 @@
 """What becomes of models from elsewhere: `python benchmarks/outside.py [--out FILE] [NAME ...]`.
 
 A name is that of a model, or of a file of them (`habits`). Each is captured, planned for two devices, and trained for three steps in float64 (float32 where its
-kernels have no other) beside plain PyTorch in five ways (by samples, in two microbatches, with
-parameters sharded, by tensors, at random splits), in a process of its own. One line each: whole, or
+kernels have no other) beside plain PyTorch in six ways (by samples, in two microbatches, with
+parameters sharded, by tensors, at random splits, as two stages on four devices cut in the middle), in a process of its own. One line each: whole, or
 the share of modelled time in opaque modules, or refused and with which words; at the end a table.
 """
 
@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from shardwright import api
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
 from shardwright.errors import ShardwrightError
 from shardwright.planner.lower import lower
-from shardwright.planner.space import Seed, seed_strategy
+from shardwright.planner.space import Part, Seed, place_parts, seed_strategy
 from shardwright.runtime import verify
 from shardwright.runtime.capture import capture, load_model
 from shardwright.runtime.capture.flexible import traceable_flex
@@ -35,12 +37,24 @@ SECONDS = 300  # for one model
 SEARCH = 1.0  # seconds of them to search for plans
 BATCH, STEPS = 8, 3
 SMALL = 0.25  # an opaque part of no more than this share of the modelled cost is small
+
+
+def halves(graph: OperatorGraph) -> Strategy:
+    """Return a pipeline of two stages on two devices each, cut in the middle whatever lies there."""
+    count = len(graph.operators)
+    middle, own = (count + 1) // 2, Seed(data=2, zero=1)
+    first = Part(devices=(0, 1), operators=tuple(range(middle)), seed=own)
+    second = Part(devices=(2, 3), operators=tuple(range(middle, count)), seed=own)
+    return place_parts(graph, [first, second], Seed())
+
+
 WAYS: dict[str, coverage.Splits] = {
     "samples": lambda graph: seed_strategy(graph, Seed(data=2)),
     "microbatches": lambda graph: seed_strategy(graph, Seed(data=2, num_microbatches=2)),
     "ZeRO-3": lambda graph: seed_strategy(graph, Seed(data=2, zero=3)),
     "tensors": lambda graph: seed_strategy(graph, Seed(tensor=2)),
     "random": lambda graph: coverage.random_strategy(graph, 1),
+    "halves": halves,
 }
 CELLS = ("capture", "not split", "plan", *WAYS)
 FILES = (
@@ -59,13 +73,21 @@ FILES = (
     "unseen",
     "current",
     "unusual",
+    "fields",
+    "customs",
+    "corners",
 )
 
 
 def names() -> list[str]:
-    """Return all models, those written by hand first."""
+    """Return all models, those written by hand first. Each has a name of its own, or one would hide the other."""
     configs = importlib.import_module("outside_configs").CONFIGS
-    return [*(name for file in FILES for name in by_hand(file)), *configs]
+    found = [*(name for file in FILES for name in by_hand(file)), *configs]
+    if twice := [name for name, count in Counter(found).items() if count > 1]:
+        raise ValueError(
+            f"every model must have a name of its own, but {', '.join(twice)} have not"
+        )
+    return found
 
 
 def chosen(asked: list[str]) -> list[str]:

@@ -42,7 +42,7 @@ def convolutions_of_samples(batch_size: int = 4) -> Example:
     return Dynamic(), {"x": floats(batch_size, 4, 6, 6), "y": floats(batch_size, 1)}
 
 
-def equilibrium(batch_size: int = 4) -> Example:
+def equilibrium_by_hook(batch_size: int = 4) -> Example:
     """A deep equilibrium model: the fixed point without gradients, one step with them, and a hook that solves for the
     gradient by iterating its transposed Jacobian."""
 
@@ -172,7 +172,7 @@ def halves_of_a_batch(batch_size: int = 8) -> Example:
     return Match(), {"x": floats(batch_size, WIDTH), "labels": tokens(4, batch_size)}
 
 
-def hypernetwork(batch_size: int = 4) -> Example:
+def hypernetwork_of_samples(batch_size: int = 4) -> Example:
     """A network that makes all weights of another, called through functional_call, per sample through vmap."""
 
     class Hyper(nn.Module):

@@ -17,6 +17,7 @@ MANY_PARAMETERS = {
     "cli/planning.py:why_not": "likewise",
     "runtime/capture/packed.py:packed_recurrence": "those of torch.lstm, and lengths",
     "runtime/capture/vocabulary.py:vocabulary_cross_entropy_sum": "those of cross_entropy, and its share",
+    "runtime/capture/convolved.py:convolution_backward": "those of ATen's operator",
     "runtime/offsets.py:attend_from": "the arguments of the operator it stands for",
 }
 

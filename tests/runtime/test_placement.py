@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Part, Seed, place_parts
 from shardwright.runtime.capture import capture
@@ -114,6 +115,42 @@ def test_tied_parameters_cross_between_meshes_of_different_size() -> None:
         "home in shards": partial(placed, other, ONE),
     }
     assert_equivalent(3, partial(zoo.gpt, tied=True), builds)
+
+
+class Again(nn.Module):
+    """Reads one weight before and behind a cut within a block, and one layer before and behind a cut between blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.shared, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x @ self.weight).tanh() @ self.weight
+        return self.head(self.shared(self.shared(x).tanh())).square().mean()
+
+
+def again() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(1)
+    return Again().double(), {"x": torch.randn(4, 4, dtype=torch.float64)}
+
+
+def summed(parts: tuple[Placed, ...], in_one_message: bool, graph: OperatorGraph) -> Strategy:
+    buckets = (tuple(reversed(graph.parameters)),) if in_one_message else ()
+    return replace(placed(parts, ONE, graph), gradient_sync=GradientSync(buckets=buckets))
+
+
+def test_weights_read_before_and_behind_a_cut_get_every_gradient() -> None:
+    sharded, halves = Seed(data=2, zero=1), Seed(data=2)
+    within = (((0, 1), sharded, ("matmul", "tanh")), ((2, 3), sharded, ()))
+    first = ("matmul", "tanh", "matmul_1", "linear", "tanh_1")
+    between = (((0, 1), halves, first), ((2, 3), halves, ()))
+    builds = {
+        "cut within a block": partial(summed, within, False),
+        "cut between blocks": partial(summed, between, True),
+    }
+    assert_equivalent(4, again, builds)
 
 
 def test_encoder_and_decoder_run_on_different_devices() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +16,8 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.space import Seed, find_samples, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.assemble import Captured
+from shardwright.runtime.capture.convolved import convolution_backward
+from shardwright.runtime.capture.record import aten
 from shardwright.verbs.coverage import random_strategy
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
@@ -132,7 +136,68 @@ class InnerStep(Net):
         return F.mse_loss(self.two(x @ (weight - 0.1 * step).T), y)
 
 
-BY_SAMPLE = [Forces, Potential, Penalty, Laplacian, Mapped, Partly]
+class Balanced(Net):
+    """Tasks whose weights follow the norms of their gradients at a shared layer (GradNorm): of scalars, by a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.one(x).tanh()
+        losses = F.mse_loss(self.two(h), y), self.head(h).square().mean()
+        norms = [
+            torch.autograd.grad(weight * loss, self.one.weight, create_graph=True)[0].norm()
+            for weight, loss in zip(self.weights, losses, strict=True)
+        ]
+        return sum(losses) + (norms[0] - norms[1]).abs()
+
+
+class Critic(Net):
+    """A penalty on how steep a critic of convolutions is, as in WGAN-GP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv1d(2, 4, 2, stride=2, padding=1, groups=2)
+        self.back = nn.ConvTranspose1d(4, 2, 3, output_padding=1, stride=2)
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.back(self.wide(x.view(len(x), 2, 3)).tanh()).square().sum((1, 2)).tanh()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = (0.3 * x + 0.7 * y).requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.score(x).sum(), x, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().mean() + self.score(y).mean()
+
+
+class LastLayer(Critic):
+    """A weight of one loss by how steep it is at the last layer beside another (VQGAN)."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses = self.score(x).mean(), self.score(y).square().mean()
+        steep = [
+            torch.autograd.grad(loss, self.wide.weight, retain_graph=True)[0] for loss in losses
+        ]
+        return losses[0] + losses[1] * (steep[0].norm() / steep[1].norm()).detach()
+
+
+class WaveFunction(Net):
+    """A determinant's Laplacian: of matrices that lie turned in memory, by a last gradient that needs no graph."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        orbitals = self.one(torch.stack((x, x.sin(), x.cos()), 1))[..., :9].view(-1, 3, 3, 3)
+        turned, solved = torch.linalg.slogdet(orbitals.transpose(1, 2))[1], orbitals[:, 0].mT
+        psi = turned.tanh().sum(1) + torch.linalg.det(orbitals[:, 1].mT).tanh()
+        psi = (
+            psi + torch.linalg.solve(solved, y[:, :3]).tanh().sum(1) + self.two(self.one(x)).sum(1)
+        )
+        (slope,) = torch.autograd.grad(psi.sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, retain_graph=True)
+        return (psi * (bend.square().sum(1) + slope.square().sum(1)).detach().tanh()).mean()
+
+
+BY_SAMPLE = [Forces, Potential, Penalty, Laplacian, Mapped, Partly, Critic]
 
 
 def made(kind: type[Net]) -> tuple[Net, dict[str, Tensor]]:
@@ -152,7 +217,7 @@ def check(kind: type[Net], captured: Captured, strategy: Strategy) -> None:
         assert_close(rank, train_plain(partial(made, kind), sgd), strategy.label)
 
 
-@pytest.mark.parametrize("kind", [*BY_SAMPLE, InnerStep])
+@pytest.mark.parametrize("kind", [*BY_SAMPLE, InnerStep, Balanced, LastLayer])
 def test_gradients_inside_forward_are_operators_that_split(kind: type[Net]) -> None:
     captured = captured_whole(kind)
     for strategy in (
@@ -169,6 +234,41 @@ def test_gradients_of_samples_allow_microbatches(kind: type[Net]) -> None:
     captured = captured_whole(kind)
     assert find_samples(captured.graph).blocker == ""
     check(kind, captured, seed_strategy(captured.graph, Seed(data=2, num_microbatches=2)))
+
+
+def test_matrices_that_arrive_otherwise_in_memory_are_factored_as_they_were_traced() -> None:
+    captured = captured_whole(WaveFunction)
+    graph, split = captured.graph, seed_strategy(captured.graph, Seed(data=2))
+    gathered = [
+        replace(config, dims=("",)) if "_linalg" in operator.kind else config
+        for operator, config in zip(graph.operators, split.configs, strict=True)
+    ]
+    assert gathered != list(split.configs)
+    for strategy in (split, replace(split, configs=tuple(gathered))):
+        check(WaveFunction, captured, strategy)
+
+
+def test_the_backward_of_a_convolution_is_that_of_torch() -> None:
+    settings = itertools.product((1, 2, 3), (False, True), (1, 2), (1, 2), (0, 1), (1, 2), (2, 3))
+    for rank, transposed, groups, stride, padding, dilation, width in settings:
+        first, second = (4, 6 // groups) if transposed else (6, 4 // groups)
+        weight = torch.randn(first, second, *[width] * rank, dtype=torch.float64)
+        data = torch.randn(2, 4, *range(6, 6 + rank), dtype=torch.float64)
+        rest = stride - 1 if transposed else 0
+        how = (
+            [stride] * rank,
+            [padding] * rank,
+            [dilation] * rank,
+            transposed,
+            [rest] * rank,
+            groups,
+        )
+        gradient = torch.randn_like(aten.convolution(data, weight, None, *how))
+        given = (gradient, data, weight, [6], *how, [True, True, True])
+        for found, expected in zip(
+            convolution_backward(*given), aten.convolution_backward(*given), strict=True
+        ):
+            torch.testing.assert_close(found, expected)
 
 
 def test_a_step_on_the_whole_batch_allows_no_microbatches() -> None:

@@ -34,6 +34,22 @@ def test_sum_over_count_is_the_mean_cross_entropy(
     )
 
 
+def test_likelihoods_of_pictures_have_gradients_however_their_memory_lies() -> None:
+    torch.manual_seed(0)
+    logs = torch.randn(2, 5, 3, 4, dtype=torch.float64).log_softmax(1)
+    target = torch.randint(0, 5, (2, 3, 4))
+    found = []
+    for one in (logs, logs.to(memory_format=torch.channels_last), logs.mT.contiguous().mT):
+        one.requires_grad_()
+        nll_sum(one, target).backward()
+        found.append(one.grad)
+    torch.testing.assert_close(
+        found[0], F.one_hot(target, 5).movedim(-1, 1) * -1.0, check_dtype=False
+    )
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], check_stride=False)
+
+
 def test_sum_over_count_is_the_mean_negative_log_likelihood() -> None:
     torch.manual_seed(0)
     logs = torch.randn(12, 7, dtype=torch.float64).log_softmax(-1)

@@ -207,6 +207,8 @@ class Held(nn.Module):
             self.net.bias.requires_grad_(False)
         if self.what == "rows":
             return made.square().mean(1)
+        if self.what == "counted":
+            return (made > 0).sum()
         if self.what == "apart":
             return x.square().mean()
         return made.square().mean()
@@ -223,6 +225,7 @@ class Held(nn.Module):
         ("whole", "'whole' has dtype uint16; use one of", '"whole", torch'),
         ("off", r"switched off, but it does so with 'net\.bias'", "requires_grad_(False)"),
         ("rows", r"forward returned \(8,\); compute the loss", "def forward"),
+        ("counted", r"forward returned \(\) of torch\.int64; compute the loss", "def forward"),
         ("apart", "no gradient reaches this one; check", "def forward"),
     ],
 )
@@ -232,6 +235,12 @@ def test_what_a_model_holds_or_does_is_refused_with_its_line(
     with pytest.raises(CaptureError, match=message) as caught:
         capture(Held(what), {"x": torch.randn(8, 4)})
     assert str(caught.value).endswith(f"(at {line_of(Held, text)})")
+
+
+def test_a_model_that_is_compiled_by_torchscript_as_a_whole_is_refused() -> None:
+    module = torch.jit.script(nn.Linear(4, 1))
+    with pytest.raises(CaptureError, match=r"compiled by TorchScript \(Linear\); use the module"):
+        capture(module, {"input": torch.randn(8, 4)})
 
 
 @pytest.mark.parametrize(

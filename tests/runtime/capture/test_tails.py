@@ -89,6 +89,27 @@ class Stopped(Net):
         return self.loss(self.two(self.one(x)).tanh(), goal)
 
 
+class Solved(Net):
+    """Gives a module what a hook differentiates by in backward, as equilibrium models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = torch.tanh(self.inner(torch.zeros_like(x)) + x)
+        z = torch.tanh(self.inner(z) + x)
+        start = z.detach().requires_grad_()
+        again = torch.tanh(self.inner(start) + x)
+
+        def solve(grad: Tensor) -> Tensor:
+            return grad + torch.autograd.grad(again, start, grad, retain_graph=True)[0]
+
+        z.register_hook(solve)
+        return F.mse_loss(self.outer(z), y)
+
+
 class Inner(nn.Module):
     """A part of a model whose forward has such a rest."""
 
@@ -211,7 +232,7 @@ class Cleared(Net):
         return self.loss(self.two(self.one(x.mul_(0.5))), y)
 
 
-@pytest.mark.parametrize("kind", [Kept, Hooked, Counted, Noisy, Halved, Cleared])
+@pytest.mark.parametrize("kind", [Kept, Hooked, Counted, Noisy, Halved, Cleared, Solved])
 def test_forwards_in_which_more_passes_than_results_of_modules_stay_whole(kind: type[Net]) -> None:
     assert captured(kind)[1] == [f"opaque.{kind.__name__}"]
 

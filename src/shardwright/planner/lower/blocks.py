@@ -160,17 +160,18 @@ class Blocks:
         if not self.spread[stage]:
             return {}
         bucket_of = {t: number for number, bucket in enumerate(self.buckets) for t in bucket}
-        groups: dict[object, tuple[int, list[Pair]]] = {}
+        groups: dict[object, list[tuple[int, Pair]]] = {}
         for source, target in self.spread[stage]:
             written = (n for n in present if source in self.closed[n].written[stage])
             number = next(written, -1)
             if number >= 0:
                 tensor = self.builder.values[source].tensor
                 key = self._alike(source, target, bucket_of.get(tensor, -1 - tensor))
-                groups.setdefault(key, (number, []))[1].append((source, target))
+                groups.setdefault(key, []).append((number, (source, target)))
         found: dict[int, list[Group]] = {}
-        for number, pairs in groups.values():
-            found.setdefault(number, []).append(tuple(pairs))
+        for members in groups.values():
+            numbers, pairs = zip(*members, strict=True)
+            found.setdefault(min(numbers), []).append(pairs)
         return found
 
     def _alike(self, source: int, target: int, bucket: int) -> object:

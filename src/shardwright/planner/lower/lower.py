@@ -82,6 +82,7 @@ class Lowering:
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
         self.pushes: list[Push] = []
         self.blocks: list[Record] = []
+        self.late: set[int] = set()  # parameters with gradients pending that no block notes
         self.links = Linker(self)
 
     def run(self) -> Program:
@@ -94,7 +95,11 @@ class Lowering:
         graph, builder = self.builder.graph, self.builder
         for number in range(len(graph.blocks)):
             self.lower_block(number)
+        noted = len(self.parameters.pending)
         move_tied(self.parameters, self.stages, self.exchange)
+        self.late = {
+            self.builder.values[v].tensor for v in islice(self.parameters.pending, noted, None)
+        }
         self.pushes = serve(self.parameters, self.stages)
         loss_mesh = builder.strategy.configs[graph.tensors[graph.loss].producer].mesh
         loss = self.stages[loss_mesh].value_of(graph.loss)
@@ -248,7 +253,7 @@ class Lowering:
     def phases(self) -> list[Phases]:
         """Return every stage's steps, with all segments finished."""
         builder, stages = self.builder, range(len(self.stages))
-        shared = builder.ground.shared
+        shared = builder.ground.shared.union(self.late)
         blocks = Blocks(builder, self.blocks, self.stages, self.parameters.pending, shared)
         for stage in reversed(stages):
             blocks.backward(stage)

@@ -20,7 +20,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils.checkpoint import CheckpointFunction
 
 from shardwright.runtime.capture.autocast import flat_regions
 from shardwright.runtime.capture.gradients import (
@@ -30,6 +29,7 @@ from shardwright.runtime.capture.gradients import (
     inference_without_gradients,
 )
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
+from shardwright.runtime.capture.recomputing import no_checkpoints
 from shardwright.runtime.capture.record import Slot, Unsupported, aten
 from shardwright.runtime.engine import run_backward
 
@@ -89,9 +89,6 @@ def custom_gradients() -> Iterator[None]:
             return original.__func__(cls, *args, **kwargs)
         if f"{cls.__module__}.{cls.__qualname__}" in PLAIN_FUNCTIONS:
             return cls.forward(_Context(args), *args, **kwargs)
-        if cls is CheckpointFunction:
-            run, _preserves, *rest = args
-            return run(*rest)
         check_function(cls, args)
         if kwargs:
             raise Unsupported(f"the custom gradient of {cls.__name__}")
@@ -112,7 +109,7 @@ def custom_gradients() -> Iterator[None]:
     try:
         with (
             stub_keys() as keys, engine_calls(refuse_engine), traced_data(), flat_regions(),
-            inference_without_gradients(),
+            inference_without_gradients(), no_checkpoints(),
         ):  # fmt: skip
             yield
     finally:

@@ -27,6 +27,12 @@ from shardwright.runtime.capture.transforms import PLAIN, anew
 
 _OPAQUE = torch.ops.shardwright.opaque.default
 _UNTRACKED = "without gradients"  # in a node's meta
+# Where results of an operator are the factors of the matrix it is given, and their pivots.
+_FACTORS = {
+    aten._linalg_det.default: (1, 2),
+    aten._linalg_slogdet.default: (2, 3),
+    aten._linalg_solve_ex.default: (1, 2),
+}
 
 
 def inner_written_out(module: fx.GraphModule) -> fx.GraphModule:
@@ -111,8 +117,33 @@ def _traced(stub: Stub, given: Sequence[Tensor]) -> fx.GraphModule:
         traced = trace(torch.device("meta"))
     if any(node.target is _OPAQUE for node in traced.graph.nodes):
         raise Unsupported("a custom gradient beside a gradient taken inside forward")
+    _factor_as_traced(traced.graph)
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def _factor_as_traced(graph: fx.Graph) -> None:
+    """Factor matrices in operators of their own: determinants and solutions factor a matrix turned where its
+    memory is contiguous, and a shard's or a message's is where it was not when backward was traced."""
+    for node in [one for one in graph.nodes if one.target in _FACTORS]:
+        places = _FACTORS[node.target]
+        wanted = [one for one in node.users if one.args[1] in places]
+        factors = _factors(graph, node) if wanted else None
+        for one in wanted:
+            one.args = (factors, places.index(one.args[1]))
+
+
+def _factors(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Add the factors of the matrix that a node is given, turned as the node turns it."""
+    matrix: Any = node.args[0]
+    seen: Tensor = matrix.meta["val"]
+    is_turned = seen.is_contiguous() and not seen.is_complex()
+    with graph.inserting_before(node):
+        turned = graph.call_function(aten.mT.default, (matrix,)) if is_turned else matrix
+        factors = graph.call_function(aten.linalg_lu_factor_ex.default, (turned,))
+    for one in {turned, factors} - {matrix}:
+        one.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    return factors
 
 
 def _empty(like: Tensor) -> Tensor:

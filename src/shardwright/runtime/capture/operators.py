@@ -100,6 +100,8 @@ def nll_sum(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100
 ) -> Tensor:
     """Return the negative log likelihood summed over all targets that are not ignored."""
+    # Of pictures whose memory lies otherwise, as pieces arrive or channels last, torch's kernel has no gradient.
+    input = input.contiguous()
     return F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction="sum")
 
 

@@ -111,7 +111,8 @@ def with_line(module: nn.Module) -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
-        place = error.place or model_line(error) or defined_at(type(module).forward)
+        forward = getattr(type(module), "forward", None)  # what TorchScript makes has none
+        place = error.place or model_line(error) or defined_at(forward)
         if error.place or not place:
             raise
         raise type(error)(str(error), place=place) from error

@@ -93,7 +93,9 @@ def find_loss(output: Any) -> Tensor:
     elif isinstance(output, (tuple, list)) and output:
         loss = output[0]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        found: Any = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        if isinstance(loss, Tensor) and not loss.is_floating_point():
+            found = f"{found} of {loss.dtype}"
         raise CaptureError(
             f"a model must return its loss as a scalar, in .loss, or first in a tuple, but its "
             f"forward returned {found}; compute the loss in forward (pass the labels in the batch) "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils import checkpoint
 
 
@@ -26,7 +28,8 @@ def checkpoints(again: Callable[[], contextlib.AbstractContextManager[None]]) ->
         return generator(run, *rest, **named)
 
     def reentrant(run: Callable[..., Any], preserves: bool, *args: Any) -> Any:
-        return plain(run, *args, use_reentrant=False, preserve_rng_state=preserves)
+        with _tracked(args):
+            return plain(run, *args, use_reentrant=False, preserve_rng_state=preserves)
 
     with _replaced(recomputed, reentrant):
         yield
@@ -40,20 +43,32 @@ def no_checkpoints() -> Iterator[None]:
         yield
 
     def run(function: Callable[..., Any], _: bool, *args: Any) -> Any:
-        return function(*args)
+        with _tracked(args):
+            return function(*args)
 
     with _replaced(plainly, run):
         yield
 
 
+def _tracked(args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Track gradients as the reentrant form does: of what one of its arguments has a gradient for only, which
+    parameters inside have no part in."""
+    reached = any(isinstance(one, Tensor) and one.requires_grad for one in args)
+    return torch.set_grad_enabled(reached and torch.is_grad_enabled())
+
+
 @contextlib.contextmanager
 def _replaced(generator: Callable[..., Any], apply: Callable[..., Any]) -> Iterator[None]:
     """Let both forms of a checkpoint, that without reentrance and the reentrant one, be others for a while."""
-    before = checkpoint._checkpoint_without_reentrant_generator
+    old, before = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+    own = old.__dict__.get("apply")  # of another such while around this one
     checkpoint._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
-    checkpoint.CheckpointFunction.apply = apply  # type: ignore[method-assign]
+    old.apply = apply  # type: ignore[method-assign]
     try:
         yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = before
-        del checkpoint.CheckpointFunction.apply
+        if own is None:
+            del old.apply
+        else:
+            old.apply = own  # type: ignore[method-assign]

@@ -269,12 +269,14 @@ def tail_of(module: nn.Module, given: Passed, count: int) -> Tail:
         start = _twin(module)
         _run(start, given.copied())  # what only a first call does is done
         whole = _twin(start)
-        kept, result = _run_whole(whole, given, count)
+        with no_checkpoints():
+            kept, result = _run_whole(whole, given, count)
         if _paths_of(_twin(start).eval(), given.copied())[0][:count] != kept:
             raise ValueError("evaluation calls other modules")
         begun, rest = _twin(start), _twin(start)
         torch.manual_seed(0)
-        answers = _first_results(begun, begun.forward, kept, given.copied())
+        with no_checkpoints():
+            answers = _first_results(begun, begun.forward, kept, given.copied())
         for own, other in zip(rest.buffers(), begun.buffers(), strict=True):
             own.copy_(other)
         torch.manual_seed(1)
@@ -284,6 +286,8 @@ def tail_of(module: nn.Module, given: Passed, count: int) -> Tail:
     buffers = (dict(one.named_buffers()) for one in (whole, rest))
     if not _same_tensors(result, found) or not _same_tensors(*buffers):
         raise ValueError("the rest alone does something else")
+    if not _same_gradients(start, result, found):
+        raise ValueError("gradients reach the calls by another way, as a hook's own")
     return _tail(rest, kept, _slots(given, answers), used, found)
 
 
@@ -329,6 +333,23 @@ def _same_tensors(one: Any, other: Any) -> bool:
         one, other = (one.args, one.kwargs), (other.args, other.kwargs)
     pairs = zip(tensors_of(one), tensors_of(other), strict=True)
     return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def _same_gradients(module: nn.Module, one: Any, other: Any) -> bool:
+    """Whether two results have the same gradients by a module's parameters, but for the order of sums. Raises
+    what backward raises, as where a hook differentiates by what the calls were given."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    found: list[tuple[Tensor | None, ...]] = []
+    for result in (one, other):
+        real = (torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(result))
+        made = [tensor.sum() for tensor in real if tensor.requires_grad]
+        given = torch.autograd.grad(made, trained, allow_unused=True) if made else ()
+        found.append(given)
+    return all(
+        (a is None and b is None)
+        or (a is not None and b is not None and bool((a - b).abs().max() <= 1e-3 * a.abs().max()))
+        for a, b in zip(*found, strict=True)
+    )
 
 
 class _Used(Flops):

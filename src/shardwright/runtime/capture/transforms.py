@@ -17,6 +17,7 @@ from torch._functorch import predispatch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
+from shardwright.runtime.capture.convolved import convolution_backward
 from shardwright.runtime.capture.record import Unsupported, aten
 
 # Kernels that backward calls, and those that forward calls for its sake, in operators that have rules and
@@ -34,7 +35,7 @@ PLAIN: Any = get_decompositions(
         aten.slice_backward, aten.select_backward, aten.unfold_backward, aten.diagonal_backward,
         aten.log_sigmoid_forward, aten.rsub, aten.addcmul, aten.addcdiv,
     ]
-)  # fmt: skip
+) | {aten.convolution_backward.default: convolution_backward}  # fmt: skip
 # Below autograd nothing is left of these.
 _LOST = (aten.detach.default, aten.detach_.default, torch._C._set_grad_enabled)
 

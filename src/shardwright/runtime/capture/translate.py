@@ -225,7 +225,7 @@ class Translator:
         if target is aten.t.default and args[0].meta.dim() == 2:
             return aten.transpose.int, [args[0], 0, 1], {}
         if target in (aten.expand.default, aten.broadcast_to.default):
-            shape = list(args[0].meta.expand(*args[1]).shape)
+            shape = list(args[0].meta.expand(args[1]).shape)
             return aten.expand.default, [args[0], shape], {}
         return target, args, kwargs
 

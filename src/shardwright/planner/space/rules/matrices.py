@@ -81,6 +81,12 @@ RULES: dict[str, Rule] = {
     "aten.linalg_det.default": equation("A b.. _ _ -> b.."),
     "aten.logdet.default": equation("self b.. _ _ -> b.."),
     "aten.linalg_slogdet.default": equation("A b.. _ _ -> b.., b.."),
+    "aten._linalg_det.default": equation("A b.. _ _ -> b.., b.. _ _, b.. _"),
+    "aten._linalg_slogdet.default": equation("A b.. _ _ -> b.., b.., b.. _ _, b.. _"),
+    "aten._linalg_svd.default": equation("A b.. _ _ -> b.. _ _, b.. _, b.. _ _"),
+    "aten.linalg_svd.default": equation("A b.. _ _ -> b.. _ _, b.. _, b.. _ _"),
+    "aten.linalg_qr.default": equation("A b.. _ _ -> b.. _ _, b.. _ _"),
+    "aten.linalg_lu_factor_ex.default": equation("A b.. _ _ -> b.. _ _, b.. _, b.."),
     "aten.diagonal.default": diagonal,
     "aten.diag_embed.default": diagonal_matrix,
     **family(

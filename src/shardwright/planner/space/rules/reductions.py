@@ -69,6 +69,15 @@ def along(call: Signature) -> Iteration:
     return space(call, [names] * len(call.inputs), [names] * len(call.outputs))
 
 
+def cross(call: Signature) -> Iteration:
+    """Multiply vectors that lie along ``dim``; the other dims split where both have them."""
+    if call.attribute("dim") is None and call.kind == "aten.cross.default":
+        raise NotUnderstood("a cross product along the first dim of three")
+    if len(call.inputs[0]) != len(call.inputs[1]) or call.inputs[0] != call.inputs[1]:
+        raise NotUnderstood("a cross product that is broadcast")
+    return along(call)
+
+
 def scan(call: Signature) -> Iteration:
     """Work along ``dim`` linearly: cumulative sums and differences."""
     names = blank(numbered(len(call.inputs[0])), {call.tensor_dim("dim", -1)})
@@ -111,7 +120,8 @@ RULES: dict[str, Rule] = {
         all.default all.dim all.dims amax.default amin.default aminmax.default any.default any.dim
         any.dims argmax.default argmin.default linalg_vector_norm.default median.default
         nanmedian.default std_mean.default std_mean.dim var_mean.default var_mean.dim
-        logsumexp.default max.default max.dim min.default min.dim norm.Scalar norm.ScalarOpt_dim
+        logsumexp.default special_logsumexp.default nanmean.default quantile.scalar
+        nanquantile.scalar max.default max.dim min.default min.dim norm.Scalar norm.ScalarOpt_dim
         prod.default prod.dim_int std.correction std.default std.dim std_mean.correction
         var.correction var.default var.dim var_mean.correction
         """,
@@ -126,6 +136,7 @@ RULES: dict[str, Rule] = {
         """,
     ),
     **family(scan, "cumsum.default diff.default"),
+    **family(cross, "cross.default linalg_cross.default"),
     "aten.cosine_similarity.default": cosine_similarity,
     "aten.pairwise_distance.default": pairwise_distance,
     "aten.histc.default": histogram,

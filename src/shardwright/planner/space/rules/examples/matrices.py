@@ -37,6 +37,11 @@ EXAMPLES = {
         call(P(4, 3, 3)),
     ),
     **every(
+        "_linalg_det.default _linalg_slogdet.default linalg_lu_factor_ex.default linalg_qr.default",
+        call(P(4, 3, 3)),
+    ),
+    **every("linalg_svd.default _linalg_svd.default", call(P(4, 3, 3), False)),
+    **every(
         "diagonal.default",
         call(F(4, 6, 6), 0, -2, -1),
         call(F(6, 8)),

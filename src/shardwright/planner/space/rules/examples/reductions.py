@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import B, F, I, call, every
+from shardwright.planner.space.rules.examples.notation import B, F, I, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -25,7 +25,17 @@ EXAMPLES = {
     **every(
         "amax.default amin.default", call(F(4, 6), [1]), call(F(4, 6)), call(F(4, 6), [0], True)
     ),
-    **every("logsumexp.default", call(F(4, 6), [1]), call(F(4, 6), [0], True)),
+    **every(
+        "logsumexp.default special_logsumexp.default nanmean.default",
+        call(F(4, 6), [1]),
+        call(F(4, 6), [0], True),
+    ),
+    **every(
+        "quantile.scalar nanquantile.scalar", call(F(4, 6), 0.3, 1), call(F(4, 6), 0.5, 0, True)
+    ),
+    **every(
+        "cross.default linalg_cross.default", fixed((3,), call(F(4, 6, 3), F(4, 6, 3), dim=-1))
+    ),
     **every("aminmax.default", call(F(4, 6), dim=1), call(F(4, 6))),
     **every(
         "argmax.default argmin.default", call(F(4, 6), 1), call(F(4, 6)), call(F(4, 6), 0, True)
