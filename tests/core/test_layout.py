@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ PLACEMENTS = (REPLICATE, 0, 1, inner(0), inner(1))
 LAYOUTS = list(itertools.product(PLACEMENTS, repeat=3))
 
 
+@cache
 def cut(layout: tuple[int, ...], coordinate: tuple[int, ...]) -> np.ndarray:
     """Cut a whole matrix: plain shards axis by axis, then inner ones from the last axis back."""
     piece = np.arange(24 * 36).reshape(24, 36)

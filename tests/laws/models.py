@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.runtime.capture import Captured, capture
 from tests import zoo
+from tests.runtime.captures import shared
 from tests.runtime.equivalence import Run, train_plain
 
 OPTIMIZER = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -170,7 +171,8 @@ def model(name: str) -> Model:
     """Capture a model; batch norm statistics are synchronised, since local ones are not one process's."""
     factory, tolerance = FACTORIES[name]
     module, batch = factory()
-    captured = capture(module, batch, batch_norm="synchronised", outputs=OUTPUTS.get(name, ()))
+    make = partial(capture, module, batch, batch_norm="synchronised", outputs=OUTPUTS.get(name, ()))
+    captured = shared(make, "laws", name)  # ranks read it
     samples = find_samples(captured.graph)
     return Model(factory, module, batch, captured, samples, tolerance)
 

@@ -27,7 +27,7 @@ from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, Traffic, run_locally
 from tests import zoo
 from tests.papers.test_tensor_parallel_3d import Wire
-from tests.runtime.equivalence import train_plain
+from tests.runtime.equivalence import captured_of, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.world import run_ranks
 
@@ -94,7 +94,7 @@ def expected(plan: Plan) -> float:
 
 @cache
 def captured(depth: int) -> Captured:
-    return capture(*zoo.gpt(batch=B, length=S, width=H, depth=depth))
+    return captured_of(partial(zoo.gpt, batch=B, length=S, width=H, depth=depth))[2]
 
 
 def strategy_of(graph: OperatorGraph, plan: Plan) -> Strategy:

@@ -23,12 +23,11 @@ def trains() -> Callable[[], object]:
     """Return what takes a step of the perceptron."""
     from shardwright.planner.lower import lower
     from shardwright.planner.space.seeds import Seed, seed_strategy
-    from shardwright.runtime.capture import capture
     from shardwright.runtime.executor import Executor
     from tests import zoo
+    from tests.runtime.equivalence import captured_of
 
-    module, batch = zoo.mlp()
-    captured = capture(module, batch)
+    module, batch, captured = captured_of(zoo.mlp)
     program = lower(captured.graph, seed_strategy(captured.graph, Seed(data=2)))
     executor = Executor(captured, program, module, optimizer=partial(torch.optim.SGD, lr=0.01))
     return lambda: executor.step(batch)

@@ -28,6 +28,8 @@ from shardwright.runtime.scratch import claim_multiprocessing
 from shardwright.runtime.status import STATUS_DIRECTORY
 
 ROOT = Path(__file__).parents[2]
+# What tests, and the scripts and commands of users, import on ranks: two fifths of what a run takes there.
+USED = ("pytest", "hypothesis", "shardwright.api", "shardwright.verbs.training")
 FIRST_HOST, PORT = "10.84.0.1", "29500"
 NETWORK = 0x40000000  # CLONE_NEWNET: Python 3.12 has os.setns
 
@@ -36,7 +38,7 @@ def serve() -> None:
     """Start what ranks are forked from, unless it runs, with what many of them do first done already: what
     most files of tests import takes a rank five times as long as all else that it begins with."""
     claim_multiprocessing()
-    imported = [*PRELOADED, *CAPTURING, "pytest", "hypothesis", "tests.runtime.warm"]
+    imported = [*PRELOADED, *CAPTURING, *USED, "tests.runtime.warm"]
     multiprocessing.set_forkserver_preload(imported)
     with contextlib.chdir(ROOT):  # where it finds the tests
         forkserver.ensure_running()

@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import numba  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
+from numpy.typing import NDArray
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -69,3 +71,12 @@ def _forgive(cache: Any) -> None:
             keep(*overload)
 
     cache.load_overload, cache.save_overload = load_if_possible, keep_if_possible
+
+
+@inner
+def fill(table: NDArray[np.int64], cells: NDArray[np.int64]) -> None:
+    """Write a smaller table into one, from its first cell on. Numba compiles ``table[:n] = cells`` for 3 s: what
+    it would say of unequal shapes."""
+    for row in range(cells.shape[0]):
+        for column in range(cells.shape[1]):
+            table[row, column] = cells[row, column]

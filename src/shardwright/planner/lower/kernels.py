@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.core.program import Kind
-from shardwright.planner.compiled import compiled, inner
+from shardwright.planner.compiled import compiled, fill, inner
 from shardwright.planner.lower.builder import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
 from shardwright.planner.lower.phases import (
     ADDS,
@@ -103,7 +103,7 @@ def look_over(
     steps = _steps(rows, touched, stops)
     count = len(rows)
     sizes = np.zeros((6, count), dtype=np.int64)
-    sizes[:3] = rows[:, ALLOCATED : TEMPORARY + 1].T
+    fill(sizes, rows[:, ALLOCATED : TEMPORARY + 1].T)
     frees = np.empty((2, len(touched[0]) + 2 * len(values.bytes)), dtype=np.int64)
     ends = np.zeros((len(stops), 4), dtype=np.int64)
     written = _written_by(steps, values)
@@ -435,7 +435,7 @@ def _wait(steps: Steps, values: Facts, ends: Ints) -> Ints:
 @inner
 def _wider(needed: Ints) -> Ints:
     wider = np.empty((3, 2 * needed.shape[1]), dtype=np.int64)
-    wider[:, : needed.shape[1]] = needed
+    fill(wider, needed)
     return wider
 
 

@@ -296,7 +296,8 @@ def _tournament(leaves: int) -> Ints:
     ``leaves`` nodes are the groups. Of equals the lower index wins.
     """
     tree = np.zeros(2 * leaves, dtype=np.int64)
-    tree[leaves:] = np.arange(leaves)
+    for leaf in range(leaves):
+        tree[leaves + leaf] = leaf
     for node in range(leaves - 1, 0, -1):
         tree[node] = tree[2 * node]
     return tree
