@@ -160,11 +160,13 @@ class Blocks:
         if not self.spread[stage]:
             return {}
         bucket_of = {t: number for number, bucket in enumerate(self.buckets) for t in bucket}
+        sources = {source for source, _ in self.spread[stage]}
+        first: dict[int, int] = {}
+        for number in reversed(present):
+            first |= dict.fromkeys(sources & self.closed[number].written[stage].keys(), number)
         groups: dict[object, tuple[int, list[Pair]]] = {}
         for source, target in self.spread[stage]:
-            written = (n for n in present if source in self.closed[n].written[stage])
-            number = next(written, -1)
-            if number >= 0:
+            if (number := first.get(source, -1)) >= 0:
                 tensor = self.builder.values[source].tensor
                 key = self._alike(source, target, bucket_of.get(tensor, -1 - tensor))
                 groups.setdefault(key, (number, []))[1].append((source, target))
