@@ -86,8 +86,20 @@ def test_an_exact_search_ends_with_its_seconds_and_says_so() -> None:
     study = api.study(module, "1x4xA100", api.Request(**how), batch=batch)
     assert not study.is_complete
     assert len(study.frontier.best.strategy.devices) == 4
+    assert any("no time was left to search: give --seconds more" in note for note in study.notes)
     with pytest.raises(NoPlan, match=r"before the search was stopped; give it more time"):
         api.study(module, "1x4xA100", api.Request(**how, memory_limit="1 KiB"), batch=batch)
+
+
+def test_a_capture_tells_how_far_it_is() -> None:
+    module, batch = mlp()
+    told: list[tuple[str, float]] = []
+    watch = api.Watch(tell=lambda what, share: told.append((what, share)))
+    study = api.study(module, "1x2xA100", api.Request(seed_plan="megatron"), watch, batch=batch)
+    shares = [share for what, share in told if what == "capturing the model"]
+    assert (shares[0], max(shares)) == (0.0, 1.0)
+    assert len({*shares}) > len(module.layers)  # type: ignore[arg-type]
+    assert not study.notes
 
 
 def test_a_batch_of_many_samples_is_not_cut_into_millions() -> None:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Precision, Strategy
 from shardwright.errors import RunError
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.files.planfile import Unruled
-from shardwright.planner.cost import Rates, operator_cost
+from shardwright.planner.cost import ShardPrices
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, choices, find_samples, has_rule, iterate, seed_strategy
 from shardwright.planner.space.configs import placements
@@ -67,13 +68,16 @@ def coverage(graph: OperatorGraph) -> Coverage:
         num_operators=total,
         num_with_rule=total - sum(missing.values()),
         replicated=tuple(sorted(unruled, key=lambda one: (-one.share, -one.count, one.kind))),
-        replicated_share=cost_share(graph, lambda index: not iterate(graph, index).dims),
+        replicated_share=_share(seconds, lambda index: not iterate(graph, index).dims),
     )
 
 
 def cost_share(graph: OperatorGraph, counts: Callable[[int], bool]) -> float:
     """Return the share of modelled cost in the operators that count, between 0 and 1."""
-    seconds = operator_seconds(graph)
+    return _share(operator_seconds(graph), counts)
+
+
+def _share(seconds: list[float], counts: Callable[[int], bool]) -> float:
     total = sum(seconds)
     return sum(one for i, one in enumerate(seconds) if counts(i)) / total if total else 0.0
 
@@ -85,14 +89,16 @@ def operator_seconds(graph: OperatorGraph) -> list[float]:
     """
     device = parse_cluster(DEVICE)
     kinds = tuple(replace(kind, launch_seconds=0.0) for kind in device.kinds)
-    rates = Rates(cluster=replace(device, kinds=kinds), precision="float32")
+    prices = ShardPrices(replace(device, kinds=kinds), CostTable())
+    rates = prices.rates(0, "float32")
 
     def seconds(index: int) -> float:
         operator = graph.operators[index]
         inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
         outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
+        sort = prices.sort(graph, index)
         phases = [
-            operator_cost(graph, index, inputs, outputs, phase, rates).seconds
+            prices.cost(graph, index, sort, (inputs, outputs), phase, rates).seconds
             for phase in ("forward", "backward")
         ]
         return sum(phases)

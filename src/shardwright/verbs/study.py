@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,7 @@ def study(
     wanted = _wanted(request.seed_plan, request.order)  # both refused before anything is measured
     given = _fitted(request, is_local=is_here(cluster))
     machine, is_local = find_cluster(cluster, watch)
-    watch.tell("capturing the model", 0.0)
-    captured, request, told = captured_on(machine, model, request, batch)
+    captured, request, told = _captured(machine, model, request, batch, watch)
     graph = captured.graph
     measures, neighbours = is_local and request.measure != "never", Neighbours()
     num_links, share = 0, 1.0
@@ -120,6 +120,23 @@ def study(
         is_complete=not (watch if request.method == "exact" else asked).stop(),
         notes=(*told, *notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
     )
+
+
+def _captured(
+    machine: Cluster, model: str | nn.Module, request: Request, batch: Batch | None, watch: Watch
+) -> tuple[Captured, Request, tuple[str, ...]]:
+    """Capture a model and tell how far that is; say so where it left no time to search."""
+    watch.tell("capturing the model", 0.0)
+    from shardwright.runtime.capture.progress import followed
+
+    begin = time.monotonic()
+    with followed(partial(watch.tell, "capturing the model")):
+        captured, request, told = captured_on(machine, model, request, batch)
+    if watch.left:
+        return captured, request, told
+    took = seconds_text(time.monotonic() - begin)
+    late = f"capturing the model took {took}, and no time was left to search: give --seconds more than that"
+    return captured, request, (*told, late)
 
 
 def _origin(question: Question, costs: CostTable) -> Origin:

@@ -48,6 +48,19 @@ class MadeAgain:
 Again = MadeAgain | None
 
 
+class _HashedOnce:
+    """A value that is part of the keys of many blocks, and as large as the model."""
+
+    def __init__(self, value: object) -> None:
+        self.value, self.number = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _HashedOnce) and self.value == other.value
+
+
 class Blocks:
     """The blocks of one lowering on their way to pieces: ``backward`` of every stage, the last first;
     then ``forward`` of each; ``finish``; then their ``shares``.
@@ -134,9 +147,10 @@ class Blocks:
         wide = self._wide_groups(stage, present)
         groups: list[tuple[int, int, Group]] = []  # by the order in which their gradients were met
         keys: dict[int, object] = {}
+        around = _HashedOnce((self.buckets, links))
         for number in present:
             own = tuple(wide.get(number, ()))
-            key, closed = (stage, own, self.buckets, links), self.closed[number]
+            key, closed = (stage, own, around), self.closed[number]
             if key in closed.shares:
                 self.found[number, stage] = closed.shares[key]
                 continue
@@ -161,10 +175,12 @@ class Blocks:
             return {}
         bucket_of = {t: number for number, bucket in enumerate(self.buckets) for t in bucket}
         groups: dict[object, list[tuple[int, Pair]]] = {}
+        sources = {source for source, _ in self.spread[stage]}
+        first: dict[int, int] = {}
+        for number in reversed(present):
+            first |= dict.fromkeys(sources & self.closed[number].written[stage].keys(), number)
         for source, target in self.spread[stage]:
-            written = (n for n in present if source in self.closed[n].written[stage])
-            number = next(written, -1)
-            if number >= 0:
+            if (number := first.get(source, -1)) >= 0:
                 tensor = self.builder.values[source].tensor
                 key = self._alike(source, target, bucket_of.get(tensor, -1 - tensor))
                 groups.setdefault(key, []).append((number, (source, target)))

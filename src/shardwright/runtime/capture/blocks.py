@@ -45,7 +45,7 @@ def _search(module: nn.Module, path: str) -> tuple[list[str], list[str]]:
     elements = [name for name, child in children.items() if _has_parameters(child)]
     is_list = len(elements) > 1 and all(name.isdigit() for name in children)
     if is_list or _is_numbered(children):
-        shapes = [_parameter_shapes(children[name]) for name in elements]
+        shapes = [parameter_shapes(children[name]) for name in elements]
         if len(set(shapes)) < len(shapes):
             return [prefix + name for name in elements], []
     alike: list[str] = []
@@ -70,7 +70,8 @@ def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _parameter_shapes(module: nn.Module) -> tuple[object, ...]:
+def parameter_shapes(module: nn.Module) -> tuple[object, ...]:
+    """Return a module's class, and the names and shapes of its parameters."""
     named = module.named_parameters(remove_duplicate=False)
     return (type(module), *((name, tuple(parameter.shape)) for name, parameter in named))
 

@@ -8,6 +8,7 @@ modules opaque.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._export.utils import _compiling_state_context as exporting
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import CaptureError
@@ -23,6 +25,7 @@ from shardwright.runtime.capture.assemble import Captured, Results, assemble, li
 from shardwright.runtime.capture.checks import unchecked_values
 from shardwright.runtime.capture.counting import Answering, Flops, Work
 from shardwright.runtime.capture.entries import PREFIX, Entries
+from shardwright.runtime.capture.frugal import uncollected
 from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
@@ -46,10 +49,12 @@ from shardwright.runtime.capture.prepare import (
     tied_names,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
+from shardwright.runtime.capture.repeated import repeat_layers
 from shardwright.runtime.capture.replacing import call_whole, opaque_modules
 from shardwright.runtime.capture.rows import keep_dims
 from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
+from shardwright.runtime.capture.streams import Layers, equal_layers, shortened
 from shardwright.runtime.capture.switching import exported
 from shardwright.runtime.capture.terms import shared_out
 from shardwright.runtime.capture.translate import Translator
@@ -153,6 +158,11 @@ class _Job:
         return wrapper
 
     @property
+    def arguments(self) -> dict[str, Tensor]:
+        """What the wrapper is called with."""
+        return dict(zip(self.wrapper.names, self.batch.tensors.values(), strict=True))
+
+    @property
     def written(self) -> frozenset[str]:
         """The frozen parameters that a run has written, where the model was run."""
         seen = vars(self).get("seen")
@@ -229,11 +239,22 @@ class _Job:
 
 
 def _export_watched(job: _Job) -> Captured:
-    """Export, and refuse a graph of a module that changes what it holds, or draws, in Python."""
+    """Export; of many equal layers only a few, where these are sure to stand for all."""
     job.renew()
+    layers = _equal_layers(job)
+    if layers is not None:
+        try:
+            return _export_checked(job, layers)
+        except Exception:  # noqa: BLE001 - whatever is wrong with a part, the whole is asked
+            job.renew()
+    return _export_checked(job)
+
+
+def _export_checked(job: _Job, layers: Layers | None = None) -> Captured:
+    """Export, and refuse a graph of a module that changes what it holds, or draws, in Python."""
     numbers = python_numbers()
     with changes_in(job.twin) as changed:
-        captured = _export(job)
+        captured = _export(job, layers=layers)
     if numbers == python_numbers() and not changed:
         return captured
     try:
@@ -250,21 +271,43 @@ def _export_watched(job: _Job) -> Captured:
 
 
 @custom_gradients()
-def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
-    """Export the wrapped copy and translate its graph."""
-    arguments = dict(zip(job.wrapper.names, job.batch.tensors.values(), strict=True))
-    with unchecked_values() as checks:
-        program = exported(job.wrapper, (), arguments)
+@uncollected()
+def _equal_layers(job: _Job) -> Layers | None:
+    """Return the layers of a model that need not all be exported; None where Python may decide otherwise next time."""
+    numbers, arguments = python_numbers(), job.arguments
+
+    def run() -> Any:
+        with clean_memos(job.module), job.mode, exporting(), unchecked_values():
+            return job.wrapper(**arguments)
+
+    with changes_in(job.twin) as changed:
+        layers = equal_layers(job.wrapper, run, arguments)
+    if changed or numbers != python_numbers():
+        job.renew()
+        return None
+    return layers
+
+
+@custom_gradients()
+@uncollected()
+def _export(job: _Job, notes: tuple[str, ...] = (), layers: Layers | None = None) -> Captured:
+    """Export the wrapped copy and translate its graph; ``layers``: those of which a few stand for all."""
+    part = contextlib.nullcontext() if layers is None else shortened(job.wrapper, layers)
+    with part, unchecked_values() as checks:
+        program = exported(job.wrapper, (), job.arguments)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=job.synchronised, prefix=PREFIX)
     if checks:
         translator.notes[UNCHECKED] = None
     entries = Entries(job.wrapper, job.module, job.batch.tensors, recorder)
+    owned = {name: entries.owned(name).value for name in entries.owners} if layers else {}
     specs = program.graph_signature.input_specs  # one for each placeholder
     variables = [entries.variable(spec, program) for spec in specs]
     output, *others = translator.walk(program.graph_module, variables)
     if not isinstance(output, Variable):
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
+    if layers is not None:
+        repeat_layers(recorder, layers, owned, program.graph)
     loss = _check_loss(translator.variables.read(output), recorder)
     given = [entries.input(name).value for name in job.wrapper.names.values()]
     loss = shared_out(recorder, loss, given)
@@ -325,6 +368,7 @@ def _fall_back(job: _Job, reason: str) -> Captured:
 
 
 @custom_gradients()
+@uncollected()
 def _attempt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Export and translate a submodule by itself; raises where that cannot be done."""
     with unchecked_values():

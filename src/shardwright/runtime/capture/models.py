@@ -216,8 +216,13 @@ class _Maker:
         """Make a batch of so many rows: by asking for it, else by repeating or dropping rows."""
         takes_size = "batch_size" in _parameters(self.function)
         each = self.rows_each(seq) if takes_size and batch_size > FEW else 1
-        made = self.made(max(1, batch_size // each), seq)
-        have = rows_of(made)
+        return self._brought(self.made(max(1, batch_size // each), seq), batch_size, seq)
+
+    def _brought(
+        self, made: Mapping[str, Tensor], batch_size: int, seq: int | None
+    ) -> dict[str, Tensor]:
+        """Bring what was made for so many rows to as many."""
+        have, takes_size = rows_of(made), "batch_size" in _parameters(self.function)
         if takes_size and have > batch_size and have % batch_size == 0:
             each = have // batch_size  # several rows per sample, such as the nodes of a graph
             made = self.made(max(1, batch_size // each), seq)
@@ -225,10 +230,7 @@ class _Maker:
         if have not in (0, batch_size):
             row = sum(t.numel() // have for t in made.values() if t.dim() and t.shape[0] == have)
             check_numbers(batch_size * row, f"model {self.spec!r}, at {batch_size:,} rows")
-        return {
-            name: resize(tensor, batch_size) if tensor.dim() and tensor.shape[0] == have else tensor
-            for name, tensor in made.items()
-        }
+        return {name: _resized(tensor, have, batch_size) for name, tensor in made.items()}
 
     def sample(self, batch_size: int, seq: int | None) -> dict[str, Tensor]:
         """Make what a step of so many rows is captured with.
@@ -242,7 +244,9 @@ class _Maker:
         if have == batch_size:
             return dict(made)
         each = {tensor.shape[0] for tensor in made.values() if tensor.dim()}
-        return self.batch(few if len(each) == 1 else batch_size, seq)
+        if len(each) > 1:
+            return self.batch(batch_size, seq)
+        return self._brought(made, few, seq)  # not made again: that may build the whole model
 
     def rows_each(self, seq: int | None) -> int:
         """Return how many rows of the first tensor belong to one sample."""
@@ -319,6 +323,10 @@ def _data(
 ) -> Iterator[dict[str, Tensor]]:
     """Call the user's data function: an iterator of batches, beginning at step ``start``."""
     return iter(_call(spec, data, {"batch_size": batch_size, "seq": seq, "start": start}))
+
+
+def _resized(tensor: Tensor, have: int, rows: int) -> Tensor:
+    return resize(tensor, rows) if tensor.dim() and tensor.shape[0] == have else tensor
 
 
 def resize(tensor: Tensor, rows: int) -> Tensor:

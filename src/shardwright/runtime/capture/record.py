@@ -229,6 +229,13 @@ class Recorder:
             return outputs[0]
         return None if result is None else list(outputs)
 
+    def replace(self, records: list[Record], node_name: str) -> None:
+        """Go on from other records, behind a node."""
+        names = {record.name for record in records}
+        if len(names) < len(records):
+            raise Unsupported("records of one name")
+        self.records, self.node_name, self._names = records, node_name, names
+
     def _run(self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         given = _signature([args, *kwargs.items()])
         key = target, torch.is_grad_enabled(), torch.get_default_dtype(), given

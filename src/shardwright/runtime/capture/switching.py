@@ -7,16 +7,15 @@ instead, so that the graph says where no gradient flows.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import config
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.frugal import frugal
 from shardwright.runtime.capture.places import running_line
 from shardwright.runtime.capture.record import aten
 
@@ -122,36 +121,13 @@ def _called(name: str) -> str:
 
 def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a module's exported program, in which parameters are detached while they are switched off."""
-    with switched(module) as flags, _without_stack_traces(), _seldom_collected():
+    with switched(module) as flags, frugal():
         program = torch.export.export(module, args, kwargs, strict=False)
     used = {node.name for node in program.graph.nodes if any(map(_differentiates, node.users))}
     specs = program.graph_signature.input_specs
     names = {one.target for one in specs if one.arg.name in used}
     check_left({name: line for name, line in flags.left.items() if name in names})
     return program
-
-
-@contextlib.contextmanager
-def _without_stack_traces() -> Iterator[None]:
-    """Let torch not note of every operator which lines called it: nobody reads them, and they take an
-    eighth of a capture."""
-    before, config.do_not_emit_stack_traces = config.do_not_emit_stack_traces, True
-    try:
-        yield
-    finally:
-        config.do_not_emit_stack_traces = before
-
-
-@contextlib.contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Let Python look for garbage in cycles seldom: a trace makes objects that stay, all of which it would go
-    through again and again, a fifteenth of a capture of a hundred layers."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], 100_000) if before[0] else 0, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _differentiates(user: Any) -> bool:

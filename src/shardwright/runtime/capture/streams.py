@@ -1,0 +1,268 @@
+"""Which layers of a deep model ask the same of torch, one after the other, so that a few stand for all.
+
+The whole model runs once without values, and every call of torch with its arguments is written down: that takes a
+fifth of exporting it, which notes the same calls and nothing else. Calls name tensors by where they come from: made
+in this layer, or by the one before, a parameter of the layer, or of the model. Where all layers but the first and the
+last have equal calls so written, and the model without most of them has, but for these, the very calls of the whole
+one, exporting it and repeating a layer gives what exporting the whole would. What Python does in between
+need not be known: it ran, for every layer, and what it led to was compared. Whatever may act otherwise than by its
+results (writes in place, hooks, gradients taken, calls past torch's own functions) leaves the model to be exported whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.runtime.capture.blocks import parameter_shapes
+from shardwright.runtime.capture.counting import written_by
+
+# Fewer layers than this are exported faster than they are compared.
+DEEP = 64
+
+# Children of a list that are exported: the first, two that are alike for certain, so that what recording makes of
+# them can be compared, too, and the last.
+_FIRST = 3
+
+_PLAIN = (
+    int, str, bool, complex, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
+    torch.memory_format,
+)  # fmt: skip
+_ACTS = {"backward", "grad", "register_hook", "register_post_accumulate_grad_hook", "__set__"}
+_READ = "__get__"  # of properties, such as shape: that of data is a tensor, which is written past all this
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Equal layers: the path of their list, and the names in it of those that are exported, and repeated."""
+
+    path: str
+    kept: tuple[str, ...]
+    repeated: tuple[str, ...]
+
+    def of(self, name: str) -> str:
+        """Return the path of one."""
+        return f"{self.path}.{name}".lstrip(".")
+
+
+class _Unclear(Exception):
+    """Something that calls alone do not tell."""
+
+
+def equal_layers(
+    module: nn.Module, run: Callable[[], Any], inputs: Mapping[str, Tensor]
+) -> Layers | None:
+    """Return the layers of a module without values of which a few stand for all, None where none are sure to.
+
+    ``run`` calls it, and is called twice; ``inputs`` are the tensors that it calls it with.
+    """
+    found = _deepest(module)
+    if found is None:
+        return None
+    streams: list[_Stream] = []  # both stay, since what they hold is known by its id
+
+    def written() -> list[list[Any]]:
+        streams.append(_Stream(module, found, inputs))
+        return streams[-1].written(run)
+
+    try:
+        before, first, like, *rest, last = written()
+        if any(one != like for one in rest):
+            return None
+        with shortened(module, found):
+            few = written()
+    except Exception:  # noqa: BLE001 - a model that cannot run so is exported as it is
+        return None
+    return found if few == [before, first, *[like] * (_FIRST - 1), last] else None
+
+
+def _deepest(module: nn.Module) -> Layers | None:
+    """Return the longest list of modules of one class whose parameters have equal shapes."""
+    best: Layers | None = None
+    longest = DEEP - 1
+    for path, child in module.named_modules():
+        children = [one for one in child._modules.values() if one is not None]
+        if len(children) <= longest or len(children) < len(child._modules):
+            continue
+        if (
+            len({*map(id, children)}) == len(children)
+            and len({*map(parameter_shapes, children)}) == 1
+        ):
+            names, longest = tuple(child._modules), len(children)
+            best = Layers(path, (*names[:_FIRST], names[-1]), names[_FIRST:-1])
+    return best
+
+
+@contextlib.contextmanager
+def shortened(module: nn.Module, layers: Layers) -> Iterator[None]:
+    """Let a module be without the layers that are repeated."""
+    held = module.get_submodule(layers.path)
+    before = held._modules
+    held._modules = {name: before[name] for name in layers.kept}
+    try:
+        yield
+    finally:
+        held._modules = before
+
+
+class _Stream(TorchFunctionMode):
+    """Writes down the calls of one run."""
+
+    def __init__(self, module: nn.Module, layers: Layers, inputs: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        held = module.get_submodule(layers.path)._modules
+        self.starts = {id(one): name for name, one in held.items()}
+        self.awaited = list(self.starts)
+        self.layers, self.own = layers, ""
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **inputs}
+        self.names = {id(tensor): name for name, tensor in named.items()}
+        self.paths = {id(one): path for path, one in module.named_modules()}
+        self.alive: list[Any] = list(named.values())  # so that no other object gets the id of one
+        # In which layer a tensor was made, by which of its calls, as which of the results.
+        self.made: dict[int, tuple[int, int, int]] = {}
+        self.calls: list[list[Any]] = [[]]
+        self.given: Any = None  # to the function that is called
+
+    def written(self, run: Callable[[], Any]) -> list[list[Any]]:
+        """Run, and return the calls before the first layer, and of each until the next begins, of the last until
+        the end."""
+        hook = nn.modules.module.register_module_forward_pre_hook(self._begin)
+        apply = Function.__dict__["apply"]
+
+        def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note(cls, (args, kwargs))  # torch asks nobody before it
+            return apply.__func__(cls, *args, **kwargs)
+
+        Function.apply = classmethod(noted)  # type: ignore[assignment]
+        try:
+            with self, _Beneath(self):
+                result = run()
+        finally:
+            Function.apply = apply
+            hook.remove()
+        if self.awaited:
+            raise _Unclear
+        self._note("result", (result,))
+        return self.calls
+
+    def _begin(self, module: nn.Module, _: Any) -> None:
+        """Begin a layer. Each is called once, in their order."""
+        if id(module) in self.starts:
+            if not self.awaited or self.awaited.pop(0) != id(module):
+                raise _Unclear
+            self.own = f"{self.layers.of(self.starts[id(module)])}."
+            self.calls.append([])
+        self._note("module", self._placed(self.paths.get(id(module), "")))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note a call and what it makes."""
+        del types
+        name = getattr(func, "__name__", "")
+        if name in _ACTS or (name.endswith("_") and not name.endswith("__")):
+            raise _Unclear
+        self._note(func, (args, kwargs or {}))
+        given, self.given = self.given, (args, kwargs or {})
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            self.given = given
+        for place, tensor in enumerate(_tensors(result)):
+            if name == _READ:
+                raise _Unclear
+            self.alive.append(tensor)
+            if id(tensor) not in self.names:
+                layer = len(self.calls) - 1
+                self.made.setdefault(id(tensor), (layer, len(self.calls[layer]), place))
+        return result
+
+    def _note(self, func: Any, arguments: Any) -> None:
+        state = (
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+            torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"),
+        )  # fmt: skip
+        self.calls[-1].append((func, state, self._said(arguments)))
+
+    def _said(self, value: Any) -> Any:
+        """Write an argument so that it is equal to another only where both mean the same."""
+        if isinstance(value, Tensor):
+            return self._called(value)
+        if isinstance(value, float):
+            return "float", value.hex()
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if type(value) is slice:
+            return "slice", self._said((value.start, value.stop, value.step))
+        if type(value) in (tuple, list, torch.Size):
+            return type(value), [self._said(item) for item in value]
+        if type(value) is dict:
+            return dict, [(self._said(key), self._said(item)) for key, item in value.items()]
+        self.alive.append(value)
+        return "object", id(value)
+
+    def _called(self, tensor: Tensor) -> Any:
+        """Write a tensor by where it comes from, and how it looks."""
+        looks = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+        return self._source(tensor), looks
+
+    def _placed(self, path: str) -> tuple[str, str]:
+        """Write a path, in a layer from there."""
+        is_own = bool(self.own) and f"{path}.".startswith(self.own)
+        return ("own", path[len(self.own) :]) if is_own else ("named", path)
+
+    def _source(self, tensor: Tensor) -> Any:
+        if id(tensor) in self.names:
+            return self._placed(self.names[id(tensor)])
+        if id(tensor) not in self.made:
+            self.alive.append(tensor)
+            return "outside", id(tensor)
+        layer, call, place = self.made[id(tensor)]
+        back = len(self.calls) - 1 - layer
+        if layer and back > 1:
+            raise _Unclear  # what skips a layer
+        return back if layer else "before", call, place
+
+
+class _Beneath(TorchDispatchMode):
+    """Watches what functions do, and what is done past them."""
+
+    def __init__(self, stream: _Stream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Refuse what writes, and what no function asked for."""
+        del types
+        given = self.stream.given
+        if given is None:
+            raise _Unclear
+        if func._schema.is_mutable:  # what a function made itself, such as a mask, it may write
+            known = {*map(_memory, _tensors(given))}
+            if not known.isdisjoint(map(_memory, written_by(func, args, kwargs or {}))):
+                raise _Unclear
+        return func(*args, **(kwargs or {}))
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors([*value.values()])
