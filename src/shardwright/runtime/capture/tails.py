@@ -283,11 +283,7 @@ def tail_of(module: nn.Module, given: Passed, count: int) -> Tail:
         used = _Used()
         with answered(rest, kept, answers), used:
             found = _run(rest, given.copied())
-    buffers = (dict(one.named_buffers()) for one in (whole, rest))
-    if not _same_tensors(result, found) or not _same_tensors(*buffers):
-        raise ValueError("the rest alone does something else")
-    if not _same_gradients(start, result, found):
-        raise ValueError("gradients reach the calls by another way, as a hook's own")
+    _check_alone((whole, result), (rest, found))
     return _tail(rest, kept, _slots(given, answers), used, found)
 
 
@@ -335,20 +331,26 @@ def _same_tensors(one: Any, other: Any) -> bool:
     return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
-def _same_gradients(module: nn.Module, one: Any, other: Any) -> bool:
-    """Whether two results have the same gradients by a module's parameters, but for the order of sums. Raises
-    what backward raises, as where a hook differentiates by what the calls were given."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    found: list[tuple[Tensor | None, ...]] = []
-    for result in (one, other):
-        real = (torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(result))
-        made = [tensor.sum() for tensor in real if tensor.requires_grad]
-        given = torch.autograd.grad(made, trained, allow_unused=True) if made else ()
-        found.append(given)
-    return all(
-        (a is None and b is None)
-        or (a is not None and b is not None and bool((a - b).abs().max() <= 1e-3 * a.abs().max()))
-        for a, b in zip(*found, strict=True)
+def _check_alone(whole: tuple[nn.Module, Any], rest: tuple[nn.Module, Any]) -> None:
+    """Complain where the rest alone has another result or other buffers than the whole, or, but for the order of
+    sums, other gradients. Raises what its backward raises: a hook may differentiate by what a call was given."""
+    states = (dict(module.named_buffers()) for module, _ in (whole, rest))
+    if not _same_tensors(whole[1], rest[1]) or not _same_tensors(*states):
+        raise ValueError("the rest alone does something else")
+    trained = [parameter for parameter in whole[0].parameters() if parameter.requires_grad]
+    for one, other in zip(_gradients(whole[1], trained), _gradients(rest[1], trained), strict=True):
+        if (one - other).nan_to_num().norm() > 1e-3 * one.nan_to_num().norm():
+            raise ValueError("gradients pass by the results of calls")
+
+
+def _gradients(result: Any, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of a sum of what a result holds, zeros where none reaches a parameter."""
+    made = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
+    if not made or not parameters:
+        return []
+    ones = [torch.ones_like(tensor) for tensor in made]
+    return list(
+        torch.autograd.grad(made, parameters, ones, allow_unused=True, materialize_grads=True)
     )
 
 
