@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
-from shardwright.runtime.capture.places import defined_at
+from shardwright.runtime.capture.places import is_models_own
 
 _Memo = functools._lru_cache_wrapper
 
@@ -41,7 +41,7 @@ def clean_memos(module: nn.Module) -> Iterator[None]:
 def _homes(module: nn.Module) -> list[Any]:
     """Return the model's own classes and the files that they are in, where its functions keep what they share."""
     kinds = {kind for child in module.modules() for kind in type(child).__mro__}
-    own = [kind for kind in kinds if defined_at(kind)]
+    own = [kind for kind in kinds if is_models_own(kind)]
     files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
     return [*own, *(file for file in files.values() if file is not None)]
 

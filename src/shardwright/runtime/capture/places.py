@@ -63,6 +63,14 @@ def _is_model(path: Path) -> bool:
     return path.is_file() and not any(path.is_relative_to(folder) for folder in _NOT_MODEL)
 
 
+def is_models_own(kind: type) -> bool:
+    """Whether a class is written in a file of the model's; where in it takes parsing the file."""
+    try:
+        return _is_model(Path(inspect.getfile(kind)))
+    except (OSError, TypeError):  # written in C, or in no file
+        return False
+
+
 def defined_at(made: Any) -> str:
     """Return file and line where a function or class of the model's begins, "" where it has none."""
     while isinstance(made, functools.partial):
