@@ -191,6 +191,12 @@ def test_a_deep_model_is_captured_as_a_whole_one_from_a_few_of_its_layers(name: 
     assert captured(make) == whole(make)
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+def test_it_is_so_in_another_precision_and_at_another_batch_size(precision: str) -> None:
+    options: dict[str, Any] = {"precision": precision, "global_batch": 64}
+    assert captured(Deep, **options) == whole(Deep, **options)
+
+
 CALLED: list[int] = []
 
 
