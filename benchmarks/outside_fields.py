@@ -83,7 +83,7 @@ def s5(batch_size: int = 4) -> Example:
             a = torch.complex(-self.log_real.exp(), self.imaginary)
             a_bar = torch.exp(a * step)
             b_bar = ((a_bar - 1) / a)[:, None] * torch.view_as_complex(self.b)
-            bu = torch.einsum("ph,blh->blp", b_bar, u.to(b_bar.dtype))
+            driven = torch.einsum("ph,blh->blp", b_bar, u.to(b_bar.dtype))
 
             def scan(values: Tensor) -> Tensor:
                 decay, shift = a_bar.expand_as(values), 1
@@ -94,7 +94,7 @@ def s5(batch_size: int = 4) -> Example:
                     shift *= 2
                 return values
 
-            xs = torch.cat((scan(bu), scan(bu.flip(1)).flip(1)), -1)
+            xs = torch.cat((scan(driven), scan(driven.flip(1)).flip(1)), -1)
             y = torch.einsum("hp,blp->blh", torch.view_as_complex(self.c), xs).real
             return F.gelu(y + self.d * u)
 
