@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -253,6 +254,16 @@ def test_modules_are_twins_where_nothing_but_values_differs(what: str) -> None:
     assert not are_twins(given_call(one, (rows,), {}), given_call(other, (rows,), {}))
     assert not are_twins(given_call(one, (rows,), {}), given_call(one, (rows[:4],), {}))
     assert not are_twins(given_call(one, (rows, 1), {}), given_call(one, (rows, 2), {}))
+    assert not are_twins(given_call(one, (rows, 1), {}), given_call(one, (rows, True), {}))
+
+
+def test_arguments_that_do_not_compare_are_of_twins_only_where_they_are_the_same() -> None:
+    rows, table = torch.randn(ROWS, WIDTH), np.arange(3)
+    one, other, third = (
+        given_call(Experts(), (rows, each), {}) for each in (table, table, table.copy())
+    )
+    assert are_twins(one, other)
+    assert not are_twins(one, third)
 
 
 class Model(nn.Module):

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture.following import Following, Seen
-from shardwright.runtime.capture.keeping import changes, fingerprint
+from shardwright.runtime.capture.keeping import PLAIN, changes, fingerprint
 from shardwright.runtime.capture.owners import FREE, Answers, NotRows, Owners
 from shardwright.runtime.randomness import WithoutDropout
 
@@ -87,7 +87,9 @@ def are_twins(one: Given, other: Given) -> bool:
 
 def _kind(leaf: Any) -> Any:
     """Return what two arguments must have in common: of tensors how they lie, of others themselves."""
-    return (leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else leaf
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.stride()
+    return type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)
 
 
 def _kinds(state: Mapping[str, Tensor]) -> dict[str, Any]:
