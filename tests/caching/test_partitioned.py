@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 import zlib
+from collections import Counter
 
 import pytest
 
@@ -86,9 +87,16 @@ def test_each_item_is_cached_once_in_the_job_and_storage_is_read_once(tmp_path):
         assert hosts.epoch(0) == COUNT
         held = [cache.state().items for cache in hosts.local]
         assert sum(held) == COUNT
-        assert min(held) > COUNT / 3 / 2
+        assert min(held) > 0
         assert [hosts.epoch(seed) for seed in (1, 2)] == [0, 0]
         assert all(view.remote_hits and view.local_hits for view in hosts.views)
+
+
+def test_items_are_shared_out_evenly(tmp_path):
+    """By which host is asked first: one that does not answer in time on a busy machine holds fewer."""
+    with job(tmp_path) as hosts:
+        first = Counter(next(hosts.views[0]._order(digest_of(f"{key}"))) for key in range(3000))
+        assert min(first[one] for one in hosts.members) > 800
 
 
 def test_what_a_full_host_declines_is_cached_by_the_next(tmp_path):
