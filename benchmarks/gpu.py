@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,9 +123,8 @@ def ready(
     return Runner(step, close, peak - before)
 
 
-def race(runners: Iterable[Runner], device: str, steps: int) -> None:
+def race(runners: Sequence[Runner], device: str, steps: int) -> None:
     """Time steps in turns: a host is faster one second than the next."""
-    runners = list(runners)
     for _ in range(steps):
         for one in runners:
             wait(device)
@@ -205,7 +204,7 @@ def run_case(name: str, cluster: str, steps: int, lock: str) -> list[dict[str, A
         fcntl.flock(file, fcntl.LOCK_EX)
         for plan in list(plans.values())[:MOST_PLANS]:
             pieces = plan.strategy.pipeline.num_microbatches
-            raced = [plain(case, make, batch, count, device) for count in {1: None, pieces: None}]
+            raced = [plain(case, make, batch, count, device) for count in sorted({1, pieces})]
             mine = planned(plan, make, batch, device)
             race([*raced, mine], device, steps)
             ran, alone, same = mine.ran(), raced[0].ran(), raced[-1].ran()

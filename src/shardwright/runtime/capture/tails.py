@@ -283,9 +283,8 @@ def tail_of(module: nn.Module, given: Passed, count: int) -> Tail:
         used = _Used()
         with answered(rest, kept, answers), used:
             found = _run(rest, given.copied())
-    tail = _tail(
-        rest, kept, _slots(given, answers), used, found
-    )  # before backward frees what lives on
+    # Before a backward frees what lives on.
+    tail = _tail(rest, kept, _slots(given, answers), used, found)
     _check_alone((whole, result), (rest, found))
     return tail
 
