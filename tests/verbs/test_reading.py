@@ -29,14 +29,14 @@ from tests.verbs.test_expression import RUN
     ],
 )
 def test_a_reading_says_what_was_read_and_where(text: str, kind: str, where: str) -> None:
-    found = reading_of(replace(RUN, mem_kind=text))
+    found = reading_of(replace(RUN, mem_kind=text), "in place")
     assert (found.kind, found.where) == (kind, where)
 
 
 def test_frameworks_have_buffers_and_streams_of_their_own() -> None:
-    assert reading_of(replace(RUN, framework="Megatron-DeepSpeed")).buffers == BUCKET_BYTES
-    assert reading_of(RUN).buffers == 0
-    assert reading_of(replace(RUN, sharding="FSDP2")).streams
+    assert reading_of(replace(RUN, framework="Megatron-DeepSpeed"), "in place").buffers == BUCKET_BYTES
+    assert reading_of(RUN, "in place").buffers == 0
+    assert reading_of(replace(RUN, sharding="FSDP2"), "in place").streams
 
 
 SMALL: dict[str, Any] = {
@@ -63,8 +63,8 @@ def planned(memory: float = 80.0) -> tuple[Context, Strategy, tuple[float, ...]]
 
 @pytest.mark.torch
 def test_deepspeeds_last_stage_keeps_the_scores_of_the_microbatch_before() -> None:
-    assert reading_of(replace(RUN, framework="Megatron-DeepSpeed")).keeps_scores
-    assert not reading_of(RUN).keeps_scores
+    assert reading_of(replace(RUN, framework="Megatron-DeepSpeed"), "in place").keeps_scores
+    assert not reading_of(RUN, "in place").keeps_scores
     context, strategy, tensors = planned()
     plain, keeping = (
         read(Reading(where="last", keeps_scores=keeps), context, strategy, tensors).bytes

@@ -16,6 +16,7 @@ class Decoder:
     ``loss``: the kernel of cross entropy, see ``planner.cost.derivatives``; "" is this runtime's.
     ``qk_norm``: queries and keys are normalised head by head. ``stepwise``: RMS norms run operator by operator, in float32. ``grouped``: what experts' products are
     made by, see ``planner.cost.kernels``; ``sorts``: tokens are put back in order by a kernel of its own.
+    ``apart``: queries, keys, values, gates and what they gate are a product each.
     """
 
     layers: int
@@ -45,6 +46,7 @@ class Decoder:
     stepwise: bool = False
     grouped: str = "cutlass"
     sorts: bool = False
+    apart: bool = False
 
     @property
     def num_parameters(self) -> int:

@@ -57,6 +57,9 @@ USUAL_DROPOUT = 0.1
 # Frameworks besides Megatron-LM and its kin whose cross entropy works in place.
 IN_PLACE_SINCE = "2024"  # Megatron-LM's (core 0.5)
 FUSED_LOSSES = ("composer", "foundry", "liger")
+LOSS_COMPILED_SINCE = "2025-04"  # torchtitan's
+# Frameworks whose decoders make queries, keys, values, gates and what these gate by a product each.
+APART = ("titan", "hf", "hugging", "transformers")
 
 
 class Inexpressible(Exception):
@@ -129,6 +132,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         stepwise=gated and is_eager and run.software_date < NORMS_SINCE,
         grouped=_grouped(run, made),
         sorts=is_eager,
+        apart=mentions(run.framework.lower(), APART),
         dropout=_dropout(run, gated, assumed),
         loss=_loss(run),
     )
@@ -297,8 +301,10 @@ def _dropout(run: PublishedRun, gated: bool, assumed: list[str]) -> float:
 
 def _loss(run: PublishedRun) -> str:
     """Name the kernel of cross entropy (``planner.cost.derivatives``)."""
-    name = run.framework.lower()
-    if software_of(run) == "megatron":
+    name, made = run.framework.lower(), software_of(run)
+    if made == "megatron":
         is_older = "" < run.software_date < IN_PLACE_SINCE and "megatron" in name
         return "copied" if is_older else "in place"
+    if "titan" in name and made == "compiled" and run.software_date >= LOSS_COMPILED_SINCE:
+        return "compiled"
     return "in place" if mentions(name, FUSED_LOSSES) else "log_softmax"

@@ -36,6 +36,8 @@ MODERN_SINCE = "2023"
 UNFUSED = "no gradient-accumulation fusion"
 # The fewest chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
 USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
+# Since when torchtitan's pipelines take microbatches of one sample; before, as many as there are stages of devices.
+SINGLE_SINCE = "2025-04"
 # Frameworks whose recipes interleave as finely as they can: one layer a chunk (of six published, four have one).
 FINELY = ("nemo",)
 # Frameworks whose gradients of microbatches add up in the parameters' 16 bits unless asked otherwise.
@@ -348,6 +350,8 @@ def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
     stages = run.pp or 1
     if stages == 1 or run.vpp is not None:
         return (run.vpp or 1) if stages > 1 else 1
+    if _names(run, ("titan",)):
+        return USUAL_CHUNKS if "interleaved" in run.notes.lower() else 1
     could = count % stages == 0 and _may_interleave(run)
     chunks = _usual_chunks(run, stages) if could else 1
     note = f"{chunks} chunks per stage" if chunks > 1 else "no interleaving"
@@ -390,6 +394,11 @@ def _batches(run: PublishedRun, data: int) -> tuple[tuple[int, ...], int]:
         raise Inexpressible("batch does not divide", f"{batch} samples of {run.seq} tokens a step")
     if micro is None and count is not None and batch % (count * data) == 0:
         micro = batch // (count * data)
+    local, stages = batch // data, run.pp or 1
+    is_titan = _names(run, ("titan",)) and stages > 1
+    if micro is None and is_titan:
+        is_older = run.software_date < SINGLE_SINCE and local % stages == 0
+        micro = local // stages if is_older else 1
     sizes = MICROBATCHES if micro is None else (micro,)
     counts = tuple(batch // (size * data) for size in sizes if batch % (size * data) == 0)
     if not counts:

@@ -17,7 +17,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
-from shardwright.planner.cost import with_copies_again
+from shardwright.planner.cost import with_alternate_products, with_copies_again
 from shardwright.planner.search import Context, as_strategy, evaluate_closely
 from shardwright.planner.space import Seed, even_stages, single_sync
 from shardwright.report.accuracy import validation
@@ -64,9 +64,10 @@ class _Predictor:
     def case(self, run: PublishedRun) -> Case:
         """Return a run beside its prediction, or the reason why there is none."""
         whole = completed(run, [])
-        case, reading = published_case(whole), reading_of(whole)
+        case = published_case(whole)
         try:
             said = express(run)
+            reading = reading_of(whole, said.decoder.loss)
             case = replace(case, assumed=said.assumed, software=said.software, reading=reading.kind)
             return self._predicted(case, said, reading)
         except Inexpressible as refused:
@@ -124,6 +125,8 @@ def strategy_of(context: Context, said: Expression, seed: Seed) -> Strategy:
         strategy = replace(
             strategy, recompute=_first_of_stages(strategy, graph, said.recomputed_share)
         )
+    if said.training.recompute == "selective":
+        strategy = with_alternate_products(graph, strategy)
     if said.gathers_again and said.training.recompute != "blocks":
         strategy = with_copies_again(graph, strategy)
     if not said.overlaps_gradients:

@@ -8,7 +8,9 @@ Other software runs other kernels of the same operators; then the attribute ``ke
 entropy over a vocabulary: ``log_softmax`` is ``torch.nn.functional.cross_entropy``, which keeps the
 log-probabilities in place of the scores (its split form is DTensor's ``loss_parallel``); ``in place``
 is Megatron-LM's ``vocab_parallel_cross_entropy``, whose exponentials, and then their gradient, lie
-where the scores lay; until 2023 (``copied``) it took the greatest score off in a copy of them.
+where the scores lay; until 2023 (``copied``) it took the greatest score off in a copy of them;
+``compiled`` is the first as ``torch.compile`` makes it: scores are kept as they come, and their
+gradient is the only other tensor of that size.
 Dropout: ``marks`` keeps one byte per element, as on CUDA, not a factor.
 """
 

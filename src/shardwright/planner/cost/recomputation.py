@@ -37,6 +37,7 @@ CHEAP = (
 )  # fmt: skip
 SOFTMAX = frozenset({"softmax", "_softmax"})
 SCORES = frozenset({"matmul", "bmm", "einsum", "baddbmm"})
+PRODUCTS = frozenset({"linear", "addmm", "mm"})
 
 
 def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputation) -> Strategy:
@@ -50,6 +51,23 @@ def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputa
     return replace(
         strategy, recompute=(), recompute_operators=tuple(sorted(again)), reshard_again=copies
     )
+
+
+def with_alternate_products(graph: OperatorGraph, strategy: Strategy) -> Strategy:
+    """Return the strategy recomputing in every repeated block all but fused attention and its first,
+    third, fifth product and so on: torchtitan's selective activation checkpointing by operator."""
+    again: list[int] = []
+    for number in repeated_blocks(graph):
+        products = 0
+        for index in range(graph.blocks[number].start, graph.blocks[number].stop):
+            bare = base_kind(graph.operators[index].kind)
+            products += bare in PRODUCTS
+            is_kept = bare == "scaled_dot_product_attention" or (
+                bare in PRODUCTS and products % 2 == 1
+            )
+            if not is_kept:
+                again.append(index)
+    return replace(strategy, recompute=(), recompute_operators=tuple(again))
 
 
 def with_copies_again(graph: OperatorGraph, strategy: Strategy) -> Strategy:

@@ -26,7 +26,7 @@ from shardwright.planner.cost.rounding import Rounding
 # The share of the peak that products reach in a running step however well they fit, by a part of the
 # device's name. The power limit sets it: alone, one product runs at clocks that a step cannot hold.
 SUSTAINED = (
-    ("500W", 0.44), ("H100", 0.62), ("H200", 0.62), ("H800", 0.62), ("B200", 0.62), ("B300", 0.62),
+    ("500W", 0.50), ("H100", 0.62), ("H200", 0.62), ("H800", 0.62), ("B200", 0.62), ("B300", 0.62),
     ("A100", 0.77), ("V100", 0.60),
 )  # fmt: skip
 USUALLY_SUSTAINED = 0.7

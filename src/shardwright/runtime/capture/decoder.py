@@ -72,7 +72,9 @@ class _Model(nn.Module):
             x_BSH = x_BSH + self.place(torch.arange(self.shape.seq, device=tokens.device))
         for layer in self.layers:
             x_BSH = layer(x_BSH)
-        scores = self.head(self.norm(x_BSH)).float()
+        scores = self.head(self.norm(x_BSH))
+        if self.shape.loss != "compiled":
+            scores = scores.float()
         return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
@@ -129,9 +131,11 @@ class _Attention(nn.Module):
         super().__init__()
         self.shape = shape
         wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-        self.is_one = wide == narrow
+        self.is_one = wide == narrow and not shape.apart
         self.query = _linear(shape, shape.hidden, 3 * wide if self.is_one else wide)
-        if not self.is_one:
+        if shape.apart:
+            self.key, self.value = (_linear(shape, shape.hidden, narrow) for _ in range(2))
+        elif not self.is_one:
             self.key_value = _linear(shape, shape.hidden, 2 * narrow)
         self.out = nn.Linear(wide, shape.hidden, bias=shape.bias)
         width = shape.head_size
@@ -144,6 +148,8 @@ class _Attention(nn.Module):
         shape = self.shape
         if self.is_one:
             query, key, value = _parts(self.query, x, 3)
+        elif shape.apart:
+            query, key, value = self.query(x), self.key(x), self.value(x)
         else:
             query, (key, value) = self.query(x), _parts(self.key_value, x, 2)
         query, key, value = (
@@ -225,15 +231,17 @@ class _FeedForward(nn.Module):
     def __init__(self, shape: Decoder) -> None:
         super().__init__()
         self.shape = shape
-        inner = 2 * shape.ffn if shape.gated else shape.ffn
-        self.up = nn.Linear(shape.hidden, inner, bias=shape.bias)
+        is_pair = shape.gated and not shape.apart
+        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias) if shape.gated and shape.apart else None
+        self.up = nn.Linear(shape.hidden, (1 + is_pair) * shape.ffn, bias=shape.bias)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.shape.gated:
-            gate, up = self.up(x).chunk(2, -1)
-            return self.down(_activated(gate, self.shape.activation) * up)
-        return self.down(_activated(self.up(x), self.shape.activation))
+        name = self.shape.activation
+        if not self.shape.gated:
+            return self.down(_activated(self.up(x), name))
+        gate, up = self.up(x).chunk(2, -1) if self.gate is None else (self.gate(x), self.up(x))
+        return self.down(_activated(gate, name) * up)
 
 
 def _activated(x: Tensor, name: str) -> Tensor:
