@@ -269,6 +269,21 @@ def test_what_megatron_sends_beneath_what_it_computes() -> None:
         ({**GPT3, "ffn_type": "squared-relu"}, 0.0, "in place"),
         ({"framework": "HF Trainer + DeepSpeed"}, 0.0, "log_softmax"),
         ({"framework": "Composer+FSDP"}, 0.0, "in place"),
+        (
+            {"framework": "torchtitan", "compile": "yes", "software_date": "2024-12"},
+            0.0,
+            "log_softmax",
+        ),
+        (
+            {"framework": "torchtitan", "compile": "yes", "software_date": "2025-06"},
+            0.0,
+            "compiled",
+        ),
+        (
+            {"framework": "torchtitan", "compile": "no", "software_date": "2025-06"},
+            0.0,
+            "log_softmax",
+        ),
     ],
 )
 def test_software_says_what_is_dropped_and_how_the_loss_is_made(
@@ -282,6 +297,22 @@ def test_pytorchs_pipelines_gather_parameters_once_a_step() -> None:
     """torchtitan: ``reshard_after_forward=not pp_enabled``; gradients stay whole until the last."""
     assert said(sharding="FSDP2", framework="torchtitan").seeds[0].zero == 1
     assert said(sharding="FSDP2", framework="torchtitan", pp=1, dp=32).seeds[0].zero == 3
+
+
+def test_torchtitans_pipelines_have_its_microbatches_and_chunks() -> None:
+    """As many microbatches as stages of devices, of one sample since 2025-04; two chunks where interleaved."""
+    titan = {"framework": "torchtitan", "micro_batch": None, "vpp": None}
+    for date, notes, pipeline in (
+        ("2024-12", "1F1B", (2, 1)), ("2024-12", "interleaved 1F1B", (2, 2)), ("2025-06", "", (8, 1)),
+    ):  # fmt: skip
+        found = said(**titan, software_date=date, notes=notes)
+        assert [(one.num_microbatches, one.chunks) for one in found.seeds] == [pipeline]
+
+
+def test_products_are_apart_where_model_code_has_them_so() -> None:
+    assert said(framework="torchtitan").decoder.apart
+    assert said(framework="HF Trainer + DeepSpeed").decoder.apart
+    assert not said().decoder.apart
 
 
 def test_kernels_are_those_of_the_time_and_the_framework() -> None:

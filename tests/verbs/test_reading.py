@@ -34,9 +34,18 @@ def test_a_reading_says_what_was_read_and_where(text: str, kind: str, where: str
 
 
 def test_frameworks_have_buffers_and_streams_of_their_own() -> None:
-    assert reading_of(replace(RUN, framework="Megatron-DeepSpeed"), "in place").buffers == BUCKET_BYTES
+    assert (
+        reading_of(replace(RUN, framework="Megatron-DeepSpeed"), "in place").buffers == BUCKET_BYTES
+    )
     assert reading_of(RUN, "in place").buffers == 0
     assert reading_of(replace(RUN, sharding="FSDP2"), "in place").streams
+
+
+def test_torchtitans_eager_loss_is_read_with_one_copy_of_the_scores_more() -> None:
+    titan = replace(RUN, framework="torchtitan")
+    assert reading_of(titan, "log_softmax").copies_scores
+    assert not reading_of(titan, "compiled").copies_scores
+    assert not reading_of(RUN, "log_softmax").copies_scores
 
 
 SMALL: dict[str, Any] = {

@@ -37,7 +37,7 @@ UNFUSED = "no gradient-accumulation fusion"
 # The fewest chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
 USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
 # Since when torchtitan's pipelines take microbatches of one sample; before, as many as there are stages of devices.
-SINGLE_SINCE = "2025-04"
+TITAN, SINGLE_SINCE = ("titan",), "2025-04"
 # Frameworks whose recipes interleave as finely as they can: one layer a chunk (of six published, four have one).
 FINELY = ("nemo",)
 # Frameworks whose gradients of microbatches add up in the parameters' 16 bits unless asked otherwise.
@@ -292,7 +292,7 @@ def _recomputation(
 
 def _selected(run: PublishedRun, decoder: Decoder) -> Recomputation:
     """Return what frameworks mean by selective recomputation."""
-    if "titan" in run.framework.lower():
+    if _names(run, TITAN):
         return "selective"
     return "none" if decoder.flash else "attention"
 
@@ -346,13 +346,12 @@ def _degrees(run: PublishedRun) -> tuple[int, int, int, int, int]:
 
 
 def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
-    """Return the chunks of each stage's devices; Megatron interleaves whole rounds of microbatches."""
+    """Return the chunks of each stage's devices; Megatron interleaves whole rounds of microbatches,
+    torchtitan two chunks where it is told to."""
     stages = run.pp or 1
     if stages == 1 or run.vpp is not None:
         return (run.vpp or 1) if stages > 1 else 1
-    if _names(run, ("titan",)):
-        return USUAL_CHUNKS if "interleaved" in run.notes.lower() else 1
-    could = count % stages == 0 and _may_interleave(run)
+    could = _may_interleave(run, count % stages == 0)
     chunks = _usual_chunks(run, stages) if could else 1
     note = f"{chunks} chunks per stage" if chunks > 1 else "no interleaving"
     if note not in assumed:
@@ -362,6 +361,8 @@ def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
 
 def _usual_chunks(run: PublishedRun, stages: int) -> int:
     """Return the fewest chunks of equally many layers, the most where recipes cut finely; 1 for none."""
+    if _names(run, TITAN):
+        return USUAL_CHUNKS
     each, left = divmod(run.layers, stages)
     if left:
         return 1
@@ -369,10 +370,13 @@ def _usual_chunks(run: PublishedRun, stages: int) -> int:
     return next((count for count in range(fewest, each + 1) if each % count == 0), 1)
 
 
-def _may_interleave(run: PublishedRun) -> bool:
+def _may_interleave(run: PublishedRun, is_whole: bool) -> bool:
+    """Whether chunks are usual where microbatches come, or do not, in whole rounds."""
+    if _names(run, TITAN):
+        return "interleaved" in run.notes.lower()
     is_older = "" < run.software_date < INTERLEAVED_SINCE
     is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo", "neox"))
-    return not (is_older or is_other)
+    return is_whole and not (is_older or is_other)
 
 
 def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:
@@ -394,16 +398,20 @@ def _batches(run: PublishedRun, data: int) -> tuple[tuple[int, ...], int]:
         raise Inexpressible("batch does not divide", f"{batch} samples of {run.seq} tokens a step")
     if micro is None and count is not None and batch % (count * data) == 0:
         micro = batch // (count * data)
-    local, stages = batch // data, run.pp or 1
-    is_titan = _names(run, ("titan",)) and stages > 1
-    if micro is None and is_titan:
-        is_older = run.software_date < SINGLE_SINCE and local % stages == 0
-        micro = local // stages if is_older else 1
-    sizes = MICROBATCHES if micro is None else (micro,)
+    sizes = _usual_microbatches(run, batch // data) if micro is None else (micro,)
     counts = tuple(batch // (size * data) for size in sizes if batch % (size * data) == 0)
     if not counts:
         raise Inexpressible("batch does not divide", f"{batch} by {sizes[0]} x dp {data}")
     return counts, batch
+
+
+def _usual_microbatches(run: PublishedRun, local: int) -> tuple[int, ...]:
+    """Return the sizes of a microbatch that are possible where none was published, of so many samples."""
+    stages = run.pp or 1
+    if stages == 1 or not _names(run, TITAN):
+        return MICROBATCHES
+    is_older = run.software_date < SINGLE_SINCE and local % stages == 0
+    return (local // stages if is_older else 1,)
 
 
 def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:

@@ -67,10 +67,14 @@ def reading_of(run: PublishedRun, loss: str) -> Reading:
         streams="fsdp" in sharding,
         # Its PipelineEngine has two buffers of outputs on the last stage, each kept until its next use.
         keeps_scores="deepspeed" in framework and "megatron" in framework,
-        # By torchtitan's eager loss; not explained, but so in all 18 runs of one report that were looked at.
-        copies_scores="titan" in framework and loss == "log_softmax",
+        copies_scores=_copies_scores(framework, loss),
         software_date=run.software_date,
     )
+
+
+def _copies_scores(framework: str, loss: str) -> bool:
+    """Whether it is torchtitan's eager loss: not explained, but so in all 18 runs of one report."""
+    return "titan" in framework and loss == "log_softmax"
 
 
 def read(

@@ -75,3 +75,8 @@ def test_megatrons_works_where_the_scores_lie(seed: Seed) -> None:
     vocabulary is split (core/tensor_parallel/cross_entropy.py)."""
     assert peak("in place", seed) == pytest.approx(1.5, abs=SMALL)
     assert peak("copied", seed) == pytest.approx(2.5 if seed == ALONE else 2.0, abs=SMALL)
+
+
+def test_a_compiled_loss_has_the_scores_as_they_come_and_their_gradient() -> None:
+    """4 bytes a score of 16 bits, as ``torch.compile`` of the function above took with torch 2.13."""
+    assert peak("compiled") == pytest.approx(1, abs=SMALL)

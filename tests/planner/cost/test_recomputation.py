@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.planner.cost.derivatives import base_kind
-from shardwright.planner.cost.recomputation import recomputed_operators, with_recomputation
+from shardwright.planner.cost.recomputation import (
+    recomputed_operators,
+    with_alternate_products,
+    with_recomputation,
+)
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from tests import zoo
@@ -35,6 +39,27 @@ def test_selective_takes_the_whole_chain_of_a_norm_in_elementary_operators() -> 
     assert found.count("rsqrt") == 2
     assert found.count("silu") == 1
     assert not {"linear", "scaled_dot_product_attention", "cat"} & set(found)
+
+
+def test_alternate_products_are_counted_anew_in_every_block() -> None:
+    """Of seven products of a layer (queries, keys, values, result, gate, up, down) four are kept."""
+    module, batch = zoo.llama()
+    graph = capture(module, batch).graph
+    strategy = with_alternate_products(graph, seed_strategy(graph, Seed()))
+    again = set(strategy.recompute_operators)
+    kept_kinds = {"linear", "scaled_dot_product_attention"}
+    layers = [
+        [
+            index not in again
+            for index in range(block.start, block.stop)
+            if base_kind(graph.operators[index].kind) in kept_kinds
+        ]
+        for block in graph.blocks
+        if again & set(range(block.start, block.stop))
+    ]
+    assert (
+        layers == [[True, False, True, True, False, True, False, True]] * 2
+    )  # attention is the fourth
 
 
 class Scores(nn.Module):

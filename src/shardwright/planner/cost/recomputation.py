@@ -58,15 +58,11 @@ def with_alternate_products(graph: OperatorGraph, strategy: Strategy) -> Strateg
     third, fifth product and so on: torchtitan's selective activation checkpointing by operator."""
     again: list[int] = []
     for number in repeated_blocks(graph):
-        products = 0
-        for index in range(graph.blocks[number].start, graph.blocks[number].stop):
-            bare = base_kind(graph.operators[index].kind)
-            products += bare in PRODUCTS
-            is_kept = bare == "scaled_dot_product_attention" or (
-                bare in PRODUCTS and products % 2 == 1
-            )
-            if not is_kept:
-                again.append(index)
+        inside = range(graph.blocks[number].start, graph.blocks[number].stop)
+        kinds = {index: base_kind(graph.operators[index].kind) for index in inside}
+        kept = {index for index in inside if kinds[index] == "scaled_dot_product_attention"}
+        kept.update([index for index in inside if kinds[index] in PRODUCTS][::2])
+        again += [index for index in inside if index not in kept]
     return replace(strategy, recompute=(), recompute_operators=tuple(again))
 
 

@@ -232,7 +232,11 @@ class _FeedForward(nn.Module):
         super().__init__()
         self.shape = shape
         is_pair = shape.gated and not shape.apart
-        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias) if shape.gated and shape.apart else None
+        self.gate = (
+            nn.Linear(shape.hidden, shape.ffn, bias=shape.bias)
+            if shape.gated and shape.apart
+            else None
+        )
         self.up = nn.Linear(shape.hidden, (1 + is_pair) * shape.ffn, bias=shape.bias)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.bias)
 
