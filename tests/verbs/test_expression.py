@@ -165,6 +165,7 @@ def test_frameworks_differ_in_what_they_keep() -> None:
     assert said().gathers_again
     assert not said(seq_parallel="no").gathers_again
     assert not said(framework="torchtitan").gathers_again
+    assert said(framework="nanotron").gathers_again
     assert said().training.accumulation == "float32"
     assert said(framework="NeMo").training.accumulation == "own"
     assert said(framework="HF + DeepSpeed").training.accumulation == "own"
@@ -269,6 +270,7 @@ def test_what_megatron_sends_beneath_what_it_computes() -> None:
         ({**GPT3, "ffn_type": "squared-relu"}, 0.0, "in place"),
         ({"framework": "HF Trainer + DeepSpeed"}, 0.0, "log_softmax"),
         ({"framework": "Composer+FSDP"}, 0.0, "in place"),
+        ({"framework": "nanotron"}, 0.0, "copied"),
         (
             {"framework": "torchtitan", "compile": "yes", "software_date": "2024-12"},
             0.0,
@@ -322,6 +324,7 @@ def test_kernels_are_those_of_the_time_and_the_framework() -> None:
         ("torchtitan", "2026-01", (False, "cutlass", True)),
         ("Megatron-LM", "2024-12", (False, "cutlass", False)),
         ("HF + Liger", "2024-12", (False, "triton", False)),
+        ("nanotron", "2024-12", (False, "triton", False)),
     ):
         decoder = said(framework=framework, software_date=date, **experts).decoder
         assert (decoder.stepwise, decoder.grouped, decoder.sorts) == kernels

@@ -56,7 +56,9 @@ USUAL_RANK = 32
 USUAL_DROPOUT = 0.1
 # Frameworks besides Megatron-LM and its kin whose cross entropy works in place.
 IN_PLACE_SINCE = "2024"  # Megatron-LM's (core 0.5)
-FUSED_LOSSES = ("composer", "foundry", "liger")
+FUSED_LOSSES = ("composer", "foundry", "liger", "lit-gpt", "tinyllama")
+# Frameworks that run eagerly, but with one kernel each for norms and for turning by positions.
+HANDMADE = ("liger", "nanotron", "lit-gpt", "tinyllama")
 LOSS_COMPILED_SINCE = "2025-04"  # torchtitan's
 # Frameworks whose decoders make queries, keys, values, gates and what these gate by a product each.
 APART = ("titan", "hf", "hugging", "transformers")
@@ -107,7 +109,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     experts, topk = _experts(run)
     activation = _activation(run, gated)
     rotary, learned = _positions(arch, gated or activation == "relu2")
-    is_eager = made == "eager" and "liger" not in run.framework.lower()
+    is_eager = made == "eager" and not mentions(run.framework.lower(), HANDMADE)
     shape = Decoder(
         layers=run.layers,
         hidden=run.hidden,
@@ -305,6 +307,8 @@ def _loss(run: PublishedRun) -> str:
     if made == "megatron":
         is_older = "" < run.software_date < IN_PLACE_SINCE and "megatron" in name
         return "copied" if is_older else "in place"
+    if "nanotron" in name:
+        return "copied"
     if "titan" in name and made == "compiled" and run.software_date >= LOSS_COMPILED_SINCE:
         return "compiled"
     return "in place" if mentions(name, FUSED_LOSSES) else "log_softmax"

@@ -106,7 +106,7 @@ class Expression:
     to rest beneath the next step's forward. ``is_even``: stages have equally many layers, as most
     frameworks cut them (DeepSpeed's have about equally many parameters). ``gathers_again``: what
     sequence parallelism gathers for a product is not kept, but gathered again in backward
-    (Megatron-LM). ``recomputed_share``: of each stage's layers, the first.
+    (Megatron-LM, nanotron). ``recomputed_share``: of each stage's layers, the first.
     """
 
     decoder: Decoder
@@ -158,8 +158,12 @@ def express(run: PublishedRun) -> Expression:
         overlaps_gradients=not _is_early_megatron(run),
         recomputed_share=share,
         is_even=not _names(run, ("deepspeed",)),
-        gathers_again=seeds[0].sequence and software_of(run) == "megatron",
+        gathers_again=seeds[0].sequence and _gathers_again(run),
     )
+
+
+def _gathers_again(run: PublishedRun) -> bool:
+    return software_of(run) == "megatron" or _names(run, ("nanotron",))
 
 
 def _names(run: PublishedRun, words: tuple[str, ...]) -> bool:
