@@ -144,3 +144,17 @@ def test_an_embedding_is_split_with_the_scores_that_are_cast_before_the_loss() -
         strategy = as_strategy(context, Seed(data=4, tensor=2, sequence=is_sequence))
         axis = strategy.meshes[0].axes.index("tensor")
         assert [strategy.parameters[place].rest[axis] for place in tables] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "products"),
+    [(SMALL, 4), (LLAMA, 4), (replace(LLAMA, apart=True), 7)],
+    ids=["equal heads", "shared keys", "apart"],
+)
+def test_queries_keys_and_values_are_one_product_or_three(shape: Decoder, products: int) -> None:
+    graph = capture_decoder(shape, 16, "bfloat16")
+    found = [one for one in graph.operators if "linear" in one.kind]
+    assert len(found) == shape.layers * products + 1  # and the scores
+    weights = sum(graph.tensors[one.inputs[1]].numel for one in found)
+    tables = shape.vocab * (0 if shape.tied else 1) + (shape.seq if shape.positions else 0)
+    assert weights == shape.num_parameters - shape.hidden * tables

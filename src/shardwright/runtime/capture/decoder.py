@@ -132,10 +132,12 @@ class _Attention(nn.Module):
         self.shape = shape
         wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         self.is_one = wide == narrow and not shape.apart
-        self.query = _linear(shape, shape.hidden, 3 * wide if self.is_one else wide)
+        self.groups = 0 if wide == narrow or shape.apart or shape.adapters else shape.kv_heads
+        many = wide + 2 * narrow if self.is_one or self.groups else wide
+        self.query = _linear(shape, shape.hidden, many)
         if shape.apart:
             self.key, self.value = (_linear(shape, shape.hidden, narrow) for _ in range(2))
-        elif not self.is_one:
+        elif many == wide:
             self.key_value = _linear(shape, shape.hidden, 2 * narrow)
         self.out = nn.Linear(wide, shape.hidden, bias=shape.bias)
         width = shape.head_size
@@ -146,21 +148,28 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = self.shape
-        if self.is_one:
-            query, key, value = _parts(self.query, x, 3)
-        elif shape.apart:
-            query, key, value = self.query(x), self.key(x), self.value(x)
-        else:
-            query, (key, value) = self.query(x), _parts(self.key_value, x, 2)
-        query, key, value = (
-            one.unflatten(-1, (-1, shape.head_size)).transpose(1, 2) for one in (query, key, value)
-        )
+        query, key, value = (one.transpose(1, 2) for one in self._made(x))
         if shape.qk_norm:
             query, key = (norm(one) for norm, one in zip(self.norms, (query, key), strict=True))
         if shape.rotary:
             query, key = self._turn(query), self._turn(key)
         mixed = self._mix(query, key, value).transpose(1, 2)
         return self.out(mixed.flatten(2))
+
+    def _made(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values, head by head."""
+        shape = self.shape
+        if self.groups:  # each of the queries that share a key, it and its value
+            made = self.query(x).unflatten(-1, (self.groups, -1, shape.head_size))
+            parts = made.split((shape.heads // self.groups, 1, 1), -2)
+            return [part.flatten(2, 3) for part in parts]
+        if self.is_one:
+            parts = _parts(self.query, x, 3)
+        elif shape.apart:
+            parts = [self.query(x), self.key(x), self.value(x)]
+        else:
+            parts = [self.query(x), *_parts(self.key_value, x, 2)]
+        return [part.unflatten(-1, (-1, shape.head_size)) for part in parts]
 
     def _turn(self, x: Tensor) -> Tensor:
         if self.shape.fused:
