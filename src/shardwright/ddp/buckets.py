@@ -26,6 +26,7 @@ from shardwright.ddp.measure import (
 from shardwright.errors import InputError, ShardwrightWarning
 from shardwright.planner.schedule import finish_time, merge_gradients
 from shardwright.planner.schedule.merge import Buckets, MergeMethod
+from shardwright.runtime.waking import wait_when_woken
 
 MEBI = 2**20
 FIRST_CAP, CAP = MEBI, 25 * MEBI  # torch's defaults
@@ -207,6 +208,8 @@ def _group(group: ProcessGroup | None) -> ProcessGroup:
             "buckets are measured on the ranks that will train, but there is no process group; call "
             "torch.distributed.init_process_group first"
         )
+    if dist.get_backend(found) == "gloo":
+        wait_when_woken()
     return found
 
 

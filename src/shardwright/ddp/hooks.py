@@ -25,6 +25,7 @@ from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import GroupWire
 from shardwright.errors import InputError
 from shardwright.runtime.handing import averaged_beside
+from shardwright.runtime.waking import wait_when_woken
 
 __all__ = ["WARM_UP", "Compression", "Compressor", "Load", "register", "reshared", "wire_bytes"]
 
@@ -62,6 +63,8 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
 
 def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:
     theirs = model.process_group
+    if dist.get_backend(theirs) == "gloo":
+        wait_when_woken()
     return dist.new_group(  # type: ignore[return-value]
         dist.get_process_group_ranks(theirs),
         backend=dist.get_backend(theirs),
