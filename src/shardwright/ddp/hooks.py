@@ -21,11 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright.core.compression import WARM_UP
 from shardwright.ddp.compressor import Compressor, reshared
 from shardwright.ddp.methods import Load, wire_bytes
+from shardwright.ddp.process import prepare_process
 from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import GroupWire
 from shardwright.errors import InputError
 from shardwright.runtime.handing import averaged_beside
-from shardwright.runtime.waking import wait_when_woken
 
 __all__ = ["WARM_UP", "Compression", "Compressor", "Load", "register", "reshared", "wire_bytes"]
 
@@ -63,8 +63,7 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
 
 def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:
     theirs = model.process_group
-    if dist.get_backend(theirs) == "gloo":
-        wait_when_woken()
+    prepare_process(theirs)
     return dist.new_group(  # type: ignore[return-value]
         dist.get_process_group_ranks(theirs),
         backend=dist.get_backend(theirs),
