@@ -5,7 +5,8 @@ others of its frontier, and the same plan with one way for all gradients run in 
 only. **Computation is emulated**: forward, backward and updates sleep as long as they are predicted to
 take, so that more ranks than cores can run; packing, adding up and sending are real. What messages cost
 who computes is measured with ranks that sleep, too. Ranks beyond the
-cores share them, and packing is priced so much dearer. Hosts are network namespaces (root).
+cores share them, and what their threads compute (packing, starting messages) is priced so much dearer.
+Hosts are network namespaces (root).
 
     python benchmarks/compression.py --ranks 2,4 --links loopback,1gbit,100mbit
 
@@ -63,11 +64,13 @@ from shardwright.runtime.profile.collectives import (
 )
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.race import Rules, race
+from shardwright.runtime.waking import wait_when_woken
 from tests.hosts import hosts, why_not
 
 BEHIND = 0.03
 LATE_SECONDS = 1e-4  # by which who sleeps may wake late
 ROWS = 4
+OWN = ("segment_seconds", "message_seconds")  # by a thread's own clock
 BYTES_PER_SECOND = {"loopback": 1e9, "1gbit": 1.2e8, "100mbit": 1.2e7}
 # Widths of layers, and computation over the seconds in which all gradients are sent whole.
 CASES = {
@@ -160,11 +163,12 @@ def measured_costs(link: str, label: str, ranks: int) -> CostTable:
     shares = max(1.0, ranks / len(os.sched_getaffinity(0)))
     points = tuple(
         (key, tuple((size, shares * s, shares * w) for size, s, w in line))
-        if key.startswith(PACK)
+        if key.startswith((PACK, "held|"))
         else (key, line)
         for key, line in table.collectives
     )
-    told = [replace(table, collectives=points)]
+    overheads = tuple((name, s * shares if name in OWN else s) for name, s in table.overheads)
+    told = [replace(table, collectives=points, overheads=overheads)]
     dist.broadcast_object_list(told)
     return told[0]
 
@@ -275,6 +279,7 @@ def run_case(name: str, link: str, ranks: int, options: argparse.Namespace) -> l
 def rank_main(options: argparse.Namespace) -> None:
     """Run all cases as one rank; the first writes what was seen."""
     torch.set_num_threads(1)
+    wait_when_woken()
     dist.init_process_group(
         "gloo", init_method=f"tcp://{options.meet}", rank=options.rank, world_size=options.world
     )

@@ -6,8 +6,6 @@ network namespaces (root). **Computation is emulated**: every layer sleeps, a th
 small products; so four ranks share two cores. Gradients are real, and so is what sends and compresses them.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import gc
@@ -26,13 +24,16 @@ import torch.distributed as dist
 from ranks import inside, run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwright import ddp
 from shardwright.ddp.buckets import default_buckets
 from shardwright.planner.schedule import finish_time
+from shardwright.runtime.waking import wait_when_woken
 from tests.hosts import hosts, why_not
 
+NOTHING = "nothing sent"
 CAPS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)  # MiB
 WARM = 3  # steps until buckets have been made anew and PowerSGD has begun
 # Weights in the order of forward, of links of 1 Gbit/s; slower ones have fewer rows.
@@ -149,6 +150,20 @@ def hooked(net: Net, settings: ddp.Compression | None) -> DistributedDataParalle
     return model
 
 
+def silent(net: Net) -> DistributedDataParallel:
+    """Wrap a model with a hook that sends nothing."""
+    model = DistributedDataParallel(copy.deepcopy(net), bucket_cap_mb=1)
+    model.register_comm_hook(None, kept)
+    return model
+
+
+def kept(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Leave a bucket as it is."""
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 def compressed(net: Net, options: argparse.Namespace, computing: float) -> list[Ran]:
     """Hooks, and gradients that nothing sends."""
     every: dict[str, ddp.Compression | None] = {
@@ -162,21 +177,24 @@ def compressed(net: Net, options: argparse.Namespace, computing: float) -> list[
         name: lambda settings=settings: hooked(net, settings) for name, settings in every.items()
     }
     ways["default"] = lambda: DistributedDataParallel(copy.deepcopy(net))
+    ways[NOTHING] = lambda: silent(net)
     return timed(ways, options.turns, computing)
 
 
 def rank_main(options: argparse.Namespace) -> None:
     """Run all cases as one rank."""
     torch.set_num_threads(1)
+    wait_when_woken()  # torch's default, too: hosts with cores of their own have no threads of others to interrupt
     dist.init_process_group(
         "gloo", init_method="tcp://10.84.0.1:29541", rank=options.rank, world_size=options.hosts
     )
     rate = RATES[options.links]
     for name in [one for one in MODELS if options.only in one]:
-        shapes = [(max(1, int(rows * rate)), columns) for rows, columns in MODELS[name]]
+        rows_kept = 1.0 if options.whole else rate
+        shapes = [(max(1, int(rows * rows_kept)), columns) for rows, columns in MODELS[name]]
         whole = torch.zeros(sum(rows * columns for rows, columns in shapes))
         sending = min(lap(whole) for _ in range(3))
-        for part, share in (("merged", 1.0), ("compressed", 0.25)):
+        for part, share in (("merged", options.computation), ("compressed", 0.25)):
             if part not in options.parts:
                 continue
             case = f"{name}, {options.hosts} hosts, {options.links}, {part}"
@@ -221,6 +239,7 @@ def run_link(link: str, options: argparse.Namespace) -> None:
     with hosts(options.hosts, link, "swm") as names:
         words = ["--links", link, "--hosts", str(options.hosts), "--parts", options.parts]
         words += ["--only", options.only, "--turns", str(options.turns)]
+        words += ["--computation", str(options.computation), *(["--whole"] * options.whole)]
         run_ranks(inside(names), (__file__, *words), {"GLOO_SOCKET_IFNAME": "eth0"}, 1200)
 
 
@@ -247,6 +266,8 @@ def main() -> int:
     parser.add_argument("--parts", default="merged,compressed")
     parser.add_argument("--only", default="", help="a part of the names of models")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--computation", type=float, default=1.0, help="over communication, merged")
+    parser.add_argument("--whole", action="store_true", help="slow links have all rows")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:

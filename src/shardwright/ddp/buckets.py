@@ -23,6 +23,7 @@ from shardwright.ddp.measure import (
     slowest_median,
     time_step,
 )
+from shardwright.ddp.process import prepare_process
 from shardwright.errors import InputError, ShardwrightWarning
 from shardwright.planner.schedule import finish_time, merge_gradients
 from shardwright.planner.schedule.merge import Buckets, MergeMethod
@@ -196,6 +197,7 @@ def _step(model: nn.Module, batch: Any, loss: Loss | None) -> None:
 
 
 def _group(group: ProcessGroup | None) -> ProcessGroup:
+    """Return the group that is meant, once this process is ready to talk in it."""
     found = group or (dist.group.WORLD if dist.is_initialized() else None)
     if found is dist.GroupMember.NON_GROUP_MEMBER:
         raise InputError(
@@ -207,6 +209,7 @@ def _group(group: ProcessGroup | None) -> ProcessGroup:
             "buckets are measured on the ranks that will train, but there is no process group; call "
             "torch.distributed.init_process_group first"
         )
+    prepare_process(found)
     return found
 
 

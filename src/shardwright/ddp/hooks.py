@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright.core.compression import WARM_UP
 from shardwright.ddp.compressor import Compressor, reshared
 from shardwright.ddp.methods import Load, wire_bytes
+from shardwright.ddp.process import prepare_process
 from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import GroupWire
 from shardwright.errors import InputError
@@ -62,6 +63,7 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
 
 def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:
     theirs = model.process_group
+    prepare_process(theirs)
     return dist.new_group(  # type: ignore[return-value]
         dist.get_process_group_ranks(theirs),
         backend=dist.get_backend(theirs),

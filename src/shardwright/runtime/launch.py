@@ -45,6 +45,7 @@ from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import claim_multiprocessing, scratch
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
 from shardwright.runtime.stopped import Patience, Stops, children, end
+from shardwright.runtime.waking import wait_when_woken
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 STOP_FILE = "stop"  # in the launcher's folder, once it was interrupted
@@ -109,6 +110,8 @@ def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int
         place = device_of(device or "", "", this_host())
         if place.startswith("cuda"):
             torch.cuda.set_device(place)
+        else:
+            wait_when_woken()
         try:
             dist.init_process_group(
                 "nccl" if place.startswith("cuda") else "gloo",

@@ -45,6 +45,7 @@ from shardwright.runtime.profile.beneath import (
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_gpu, time_overheads
+from shardwright.runtime.waking import wait_when_woken
 from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
@@ -186,6 +187,8 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
     if job.ranks < 2:
         report(1, 1)
         return time_overheads(OVERHEAD_SHARE * job.budget_seconds) if measures_host else found
+    if place.type == "cpu":
+        wait_when_woken()
     dist.init_process_group(
         "nccl" if place.type == "cuda" else "gloo",
         init_method=f"file://{directory / 'rendezvous'}",
