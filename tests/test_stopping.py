@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from shardwright import api
+from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier
 from shardwright.files.planfile import read_plan
+from shardwright.verbs.study import _Solver
 from tests import zoo
 from tests.command import MODEL, shardwright
 
@@ -26,6 +30,7 @@ class Stopping(Net):
     def forward(self, x, y):
         if not sent:
             sent.append(os.kill(os.getpid(), signal.SIGINT))
+            print("went on")
         return super().forward(x, y)
 
 def stopping():
@@ -66,9 +71,16 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("words", METHODS.values(), ids=METHODS)
 def test_ctrl_c_gives_the_best_so_far_whatever_the_method(
-    words: tuple[str, ...], folder: Path
+    words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = ("plan", "net.py:stopping", "-c", "cluster.toml", "-b", "8", *words, "--json")
+    solve = _Solver.__call__
+
+    def interrupted(solver: _Solver, costs: CostTable) -> Frontier:
+        os.kill(os.getpid(), signal.SIGINT)  # as the search begins
+        return solve(solver, costs)
+
+    monkeypatch.setattr(_Solver, "__call__", interrupted)
+    plan = ("plan", "net.py:build", "-c", "cluster.toml", "-b", "8", *words, "--json")
     done = shardwright(*plan, folder=folder)
     assert done.returncode == 0, done.stderr
     assert "stopping at the next safe point; Ctrl-C again stops at once" in done.stderr
@@ -113,8 +125,12 @@ def test_a_search_may_be_stopped_whenever_it_asks(mode: str) -> None:
     assert seconds[-1] >= best * (1 - 1e-9)
 
 
-def test_ctrl_c_in_a_command_without_an_answer_so_far_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(STOPPING)
-    done = shardwright("capture", "model.py:stopping", folder=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (130, 1)
+@pytest.mark.parametrize(
+    "words", [("capture",), ("plan", "-c", "cluster.toml", "-b", "8")], ids=" ".join
+)
+def test_ctrl_c_where_there_is_no_answer_so_far_ends_at_once_with_one_line(
+    words: tuple[str, ...], folder: Path
+) -> None:
+    done = shardwright(*words, "net.py:stopping", folder=folder)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (130, 1, "")
     assert done.stderr.startswith("interrupted")

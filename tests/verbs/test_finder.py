@@ -73,6 +73,6 @@ def test_a_view_that_merges_dims_is_beyond_the_notation() -> None:
 
 def test_a_kind_that_nobody_shows_is_refused_with_the_two_ways_to_show_it() -> None:
     with pytest.raises(InputError, match=r"--model.*or add an example"):
-        find_rules(["aten.renorm.default"])
+        find_rules(["aten.vander.default"])
     with pytest.raises(InputError, match="torch has no operator"):
         propose("aten.no_such_thing.default", (call(F(4)),))

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -63,15 +64,15 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self, stoppable: bool = False) -> Iterator[Watch]:
-        """Show a bar. Where ``stoppable``, the first Ctrl-C asks for the best so far."""
-        stopped = threading.Event()
-        with self._bar() as bar, _interrupt(stopped if stoppable else None, self.err):
+        """Show a bar. Where ``stoppable``, the first Ctrl-C asks for the best so far, if there can be one."""
+        stopped, hurried = threading.Event(), threading.Event()
+        with self._bar() as bar, _interrupt(stopped if stoppable else None, self.err, hurried):
             task = bar.add_task("starting", total=1.0)
 
             def tell(what: str, fraction: float) -> None:
                 bar.update(task, description=what[:70], completed=min(max(fraction, 0.0), 1.0))
 
-            yield Watch(tell=tell, stop=stopped.is_set)
+            yield Watch(tell=tell, stop=stopped.is_set, at_once=partial(_while, hurried))
 
     @contextlib.contextmanager
     def training(self, steps: int) -> Iterator[Watch]:
@@ -155,15 +156,27 @@ def _width(console: Console, part: RenderableType) -> int:
 
 
 @contextlib.contextmanager
-def _interrupt(stopped: threading.Event | None, console: Console) -> Iterator[None]:
-    """Let the first Ctrl-C set an event; the second one interrupts as usual."""
+def _while(event: threading.Event) -> Iterator[None]:
+    """Let an event be set for a while."""
+    event.set()
+    try:
+        yield
+    finally:
+        event.clear()
+
+
+@contextlib.contextmanager
+def _interrupt(
+    stopped: threading.Event | None, console: Console, hurried: threading.Event | None = None
+) -> Iterator[None]:
+    """Let the first Ctrl-C set an event; the second one, and any while ``hurried``, interrupts as usual."""
     if stopped is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if stopped.is_set():
+        if stopped.is_set() or (hurried and hurried.is_set()):
             raise KeyboardInterrupt
         stopped.set()
         console.print("stopping at the next safe point; Ctrl-C again stops at once", style="yellow")

@@ -33,7 +33,7 @@ from shardwright.runtime.segment import (
     writes_buffers,
 )
 from shardwright.runtime.store import DTYPES, Store
-from shardwright.runtime.transfers import Receive, Routes, Send
+from shardwright.runtime.transfers import Receive, Routes, Send, lasting
 from shardwright.runtime.transforms import transformed
 from shardwright.runtime.waiting import Action, Waiting
 from shardwright.runtime.world import World
@@ -394,6 +394,7 @@ class Compiler:
         if kind in (Kind.SEND, Kind.RECEIVE):
             torch_device = next(iter(machine.sites.values())).device
             if kind == Kind.SEND:
+                items = lasting(items, message, program, machine.parameters)
                 return Send(items, self._routes.sending(item, instance), self._mailbox)
             route = self._routes.receiving(item, instance)
             return Receive(items, route, self._mailbox, torch_device)

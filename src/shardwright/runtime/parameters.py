@@ -369,6 +369,22 @@ class Parameters:
             storage.resize_(needed)
         return raw
 
+    def as_it_was(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return a function that reads a value and copies it where it lies in memory that a step writes: of a
+        parameter that is trained, as ``detach`` shows it, or of a buffer."""
+        tensors, values = self.captured.graph.tensors, self.program.values
+        written = {
+            raw.untyped_storage()._cdata
+            for root, raw in self.raw.items()
+            if root in self.buffers or tensors[values[root].tensor].needs_gradient
+        }
+
+        def copied() -> Tensor:
+            tensor = read()
+            return tensor.clone() if tensor.untyped_storage()._cdata in written else tensor
+
+        return copied
+
     def writer(self, root: int) -> Callable[[Tensor, bool], None]:
         """Return a function that writes a lasting value; writing its own memory to it is free."""
 

@@ -7,15 +7,19 @@ through the ``mailbox``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from shardwright.core.program import Program
+from shardwright.core.program import Message, Program
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.messages import Exchange, Groups, Item, tag_of
 from shardwright.runtime.world import Channel, Link
+
+if TYPE_CHECKING:
+    from shardwright.runtime.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,20 @@ class Routes:
     def tag(self, item: int, microbatch: int) -> int:
         """Return the tag of a message's first item; equal on both ends, different for all others."""
         return self.groups.first_tag + tag_of(self.program, item, microbatch)
+
+
+def lasting(
+    items: Sequence[Item], message: Message, program: Program, parameters: Parameters
+) -> list[Item]:
+    """Return what is sent so that nothing changes it under way: until the step ends, where no gradient comes
+    back, and by then what it was a view of may have been updated."""
+    results = [program.values[one] for one in message.results]
+    return [
+        item
+        if value.role == "gradient" or value.gradient >= 0
+        else replace(item, read=parameters.as_it_was(item.read))
+        for item, value in zip(items, results, strict=True)
+    ]
 
 
 class Send(Exchange):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import get_args
 
@@ -423,13 +424,15 @@ def _no_step(event: dict[str, float]) -> None:
 class Watch:
     """Who looks on: told how far long work is, asked whether to stop, shown every training step.
 
-    ``deadline``: when work should be over, by ``time.monotonic``.
+    ``deadline``: when work should be over, by ``time.monotonic``. Within ``at_once``, where there is nothing yet to
+    answer with, whoever would be asked whether to stop is not waited for.
     """
 
     tell: Callable[[str, float], None] = _nothing
     stop: Callable[[], bool] = _never
     step: Callable[[dict[str, float]], None] = _no_step
     deadline: float = math.inf
+    at_once: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
     def left(self) -> float:

@@ -130,7 +130,7 @@ def _captured(
     from shardwright.runtime.capture.progress import followed
 
     begin = time.monotonic()
-    with followed(partial(watch.tell, "capturing the model")):
+    with watch.at_once(), followed(partial(watch.tell, "capturing the model")):
         captured, request, told = captured_on(machine, model, request, batch)
     if watch.left:
         return captured, request, told

@@ -78,8 +78,8 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **{name: (positions, ()) for name, positions in KEEPS_POSITIONS.items()},
 }
 
-PRODUCTS = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "mul", "einsum", "mv", "dot", "conv1d",
-                      "conv2d", "conv3d", "convolution"})  # fmt: skip
+PRODUCTS = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "mul", "einsum", "inner", "tensordot",
+                      "kron", "mv", "dot", "conv1d", "conv2d", "conv3d", "convolution"})  # fmt: skip
 
 
 # Whose operands' gradients are their result's or parts of it, without a copy.

@@ -159,6 +159,7 @@ MATMUL: dict[str, Rule] = {
     "bmm": _matmul, "mv": _matmul, "dot": _matmul, "vdot": _matmul, "_scaled_mm": _matmul,
     "_int_mm": _matmul, "addmm": _after_first(_matmul), "baddbmm": _after_first(_matmul),
     "addmv": _after_first(_matmul), "addbmm": _summed, "einsum": _einsum,
+    "inner": _einsum, "tensordot": _einsum,
     "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped, "grouped_mm_fallback": _grouped,
     "bilinear": _bilinear,
 }  # fmt: skip

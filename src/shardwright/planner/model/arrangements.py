@@ -6,6 +6,7 @@ the heaviest talkers are neighbours on the fastest links.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -128,7 +129,7 @@ def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ..
         return ()
     if context.facts.samples.blocker:
         return (1,)
-    counts = [1]
+    counts, samples = [1], math.gcd(samples, context.facts.samples.common)
     while samples % (2 * counts[-1]) == 0 and counts[-1] < MOST_MICROBATCHES:
         counts.append(2 * counts[-1])
     full = tuple(count for count in counts if count >= stages)

@@ -258,10 +258,11 @@ def _trained(context: Context, made: Strategy) -> Strategy:
 def _most(context: Context, seed: Seed | Grid) -> int:
     """Return the most microbatches worth planning: a power of two that divides each device's samples."""
     pieces = seed.data * seed.expert if isinstance(seed, Seed) else seed.row_pieces
-    samples = global_batch(context) // pieces
+    samples, common = global_batch(context) // pieces, context.facts.samples.common
     count = 1
     if samples and not context.facts.samples.blocker:
-        count = min(samples & -samples, MOST_MICROBATCHES)
+        most = math.gcd(samples, common)
+        count = min(most & -most, MOST_MICROBATCHES)
     return max(count, seed.num_microbatches)
 
 
@@ -275,8 +276,9 @@ def _pipelined(context: Context, name: str, text: str) -> Seed:
     else:
         chunks = [2] * SCHEDULES[name].chunks
         stages = _stage_count(context, *chunks)
-        most = global_batch(context) // (count // stages)
-        pieces = max(p for p in range(1, 2 * stages + 1) if most % p == 0) if most else 1
+        samples, common = global_batch(context) // (count // stages), context.facts.samples.common
+        most = math.gcd(samples, common) if samples else 1
+        pieces = max(p for p in range(1, 2 * stages + 1) if most % p == 0)
     if stages < 2 or count % stages:
         raise InputError(
             f"a pipeline has at least 2 stages, a divisor of the {count} devices of the cluster, not "

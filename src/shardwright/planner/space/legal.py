@@ -9,7 +9,6 @@ pass, and that data flows to later meshes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from shardwright.core.graph import OperatorGraph
@@ -37,7 +36,7 @@ def check_strategy(
     check_against(strategy, graph)
     check_pipeline(strategy, samples)
     iterations = iterations or [iterate(graph, index) for index in range(len(graph.operators))]
-    _check_pieces(graph, strategy, samples, iterations)
+    _check_pieces(strategy, samples)
     _check_splits(graph, strategy, samples, iterations)
     trained = depend_on_parameters(graph)
     where = meshes_of_operators(graph, strategy.configs, trained)
@@ -91,19 +90,9 @@ def check_pipeline(strategy: Strategy, samples: Samples) -> None:
         )
 
 
-def _check_pieces(
-    graph: OperatorGraph, strategy: Strategy, samples: Samples, iterations: Sequence[Iteration]
-) -> None:
+def _check_pieces(strategy: Strategy, samples: Samples) -> None:
     """Check that microbatches cut whatever carries samples into equal pieces."""
-    pieces, common = strategy.pipeline.num_microbatches, 0
-    if pieces == 1:
-        return
-    for index, sample in enumerate(samples.operator_dim):
-        if sample:
-            common = math.gcd(common, iterations[index].dim(sample).size)
-    for tensor, dim in enumerate(samples.tensor_dim):
-        if dim >= 0:
-            common = math.gcd(common, graph.tensors[tensor].shape[dim])
+    pieces, common = strategy.pipeline.num_microbatches, samples.common
     if common % pieces:
         raise InputError(
             f"all microbatches are of one size, but {common:,} samples do not divide into "

@@ -8,6 +8,7 @@ the graph once and sorts tensors into four states.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from shardwright.core.graph import SYNCHRONISED, OperatorGraph
@@ -34,7 +35,9 @@ class Samples:
     ``operator_dim``: per operator the name of its sample dim, or "". ``tensor_dim``: per tensor the
     dim which counts samples, or -1. ``prologue``: operators that must see the whole batch before any
     microbatch can run (they depend on the batch, never on parameters). ``blocker``: a sentence why
-    more than one microbatch is impossible, and what would mend that, or "".
+    more than one microbatch is impossible, and what would mend that, or "". ``common``: into as many pieces
+    whatever carries samples divides, or into a divisor of them: fewer than samples where these are groups (0:
+    nothing carries any).
     """
 
     operator_dim: tuple[str, ...]
@@ -42,6 +45,7 @@ class Samples:
     state: tuple[State, ...]
     prologue: frozenset[int]
     blocker: str
+    common: int
 
     def weights(self, graph: OperatorGraph, index: int) -> list[int]:
         """Return at which positions an operator reads what is trained and knows no samples."""
@@ -72,6 +76,7 @@ class _Analysis:
         self.dim = [-1] * count
         self.trained = [tensor.role == "parameter" for tensor in graph.tensors]
         self.operator_dim: list[str] = []
+        self.common = 0
         self.wanted_whole: set[int] = set()
         self.blocker = ""
         shapes = [graph.tensors[index].shape for index in graph.inputs]
@@ -84,7 +89,10 @@ class _Analysis:
             trained = any(self.trained[tensor] for tensor in operator.inputs)
             for tensor in operator.outputs:
                 self.trained[tensor] = trained
-            self.operator_dim.append(self._visit(index, iterate(self.graph, index), trained))
+            iteration = iterate(self.graph, index)
+            self.operator_dim.append(sample := self._visit(index, iteration, trained))
+            if sample:
+                self.common = math.gcd(self.common, iteration.dim(sample).size)
         if not self.blocker and self.state[self.graph.loss] not in (State.SUM, State.FREE):
             self.blocker = "the loss is not a sum or mean over samples (return one that is)"
         self._check_written()
@@ -94,7 +102,13 @@ class _Analysis:
             state=tuple(self.state),
             prologue=self._ancestors(),
             blocker=self.blocker,
+            common=math.gcd(self.common, *self._lengths()),
         )
+
+    def _lengths(self) -> list[int]:
+        """Return the lengths of the dims along which tensors carry samples."""
+        pairs = zip(self.graph.tensors, self.dim, strict=True)
+        return [tensor.shape[dim] for tensor, dim in pairs if dim >= 0]
 
     def _visit(self, index: int, iteration: Iteration, trained: bool) -> str:
         if self.fills and self._is_fill(index):

@@ -100,6 +100,44 @@ def _splittable(
     return kept[:-1], kept[-1:]
 
 
+def inner(call: Signature) -> Iteration:
+    """Multiply all rows of one tensor by all rows of another, along the last dim of both."""
+    left, right = call.inputs
+    if not left or not right:
+        raise NotUnderstood("an inner product with a scalar")
+    rows, columns = numbered(len(left) - 1, "n"), numbered(len(right) - 1, "m")
+    return space(call, [(*rows, "k"), (*columns, "k")], [(*rows, *columns)])
+
+
+def contraction(call: Signature) -> Iteration:
+    """Sum over pairs of dims, of which there may be none; the others follow each other."""
+    left, right = (
+        list(numbered(len(shape), letter))
+        for shape, letter in zip(call.inputs, ("n", "m"), strict=True)
+    )
+    pairs = zip(call.integers("dims_self"), call.integers("dims_other"), strict=True)
+    summed = {f"k{number}": pair for number, pair in enumerate(pairs)}
+    for name, (one, other) in summed.items():
+        left[one] = right[other] = name
+    free = [name for name in (*left, *right) if name not in summed]
+    return space(call, [tuple(left), tuple(right)], [tuple(free)])
+
+
+def kronecker(call: Signature) -> Iteration:
+    """Put a multiple of the second tensor at every element of the first, whose dims split; the second's do where
+    it repeats along none of the first's."""
+    names = numbered(len(call.outputs[0]))
+    left = (1,) * (len(names) - len(call.inputs[0])) + call.inputs[0]
+    ours = tuple(name if size > 1 else "" for name, size in zip(names, left, strict=True))
+    theirs = tuple("" if mine else name for name, mine in zip(names, ours, strict=True))
+    ranks = [len(shape) for shape in call.inputs]
+    return space(
+        call,
+        [of[len(of) - rank :] for of, rank in zip((ours, theirs), ranks, strict=True)],
+        [names],
+    )
+
+
 def linear_blocks(call: Signature) -> Iteration:
     """Several linear maps of one input whose weights are one tensor: split, each gives its share."""
     weight = "_ n k" if call.attribute("rows") is not False else "k _ n"
@@ -130,6 +168,9 @@ RULES: dict[str, Rule] = {
         equation("self _.., batch1 b n k, batch2 b k m -> n m")
     ),
     "aten.einsum.default": einsum,
+    "aten.inner.default": inner,
+    "aten.tensordot.default": contraction,
+    "aten.kron.default": kronecker,
     "aten.cdist.default": equation("x1 b.. n _, x2 b.. m _ -> b.. n m"),
     "aten.bilinear.default": equation("input1 b.. i, input2 b.. k, weight n i k, +bias n -> b.. n"),
     # Rows are sorted by expert and `offs` marks where each expert's rows end, so that neither rows

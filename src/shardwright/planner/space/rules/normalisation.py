@@ -54,6 +54,13 @@ def weight_norm(call: Signature) -> Iteration:
     return space(call, [names, names], [names])
 
 
+def renorm(call: Signature) -> Iteration:
+    """Bound the norm of what has one index of ``dim``, which can be split."""
+    dim = call.tensor_dim("dim")
+    names = tuple("n" if index == dim else "" for index in range(len(call.inputs[0])))
+    return space(call, [names], [names])
+
+
 # Splits that change the result on purpose: each piece of the samples has its own statistics.
 LOCAL_STATISTICS = frozenset({("aten.batch_norm.default", "n")})
 
@@ -66,4 +73,5 @@ RULES: dict[str, Rule] = {
     "aten.batch_norm.default": batch_norm,
     "aten.instance_norm.default": instance_norm,
     "aten._weight_norm.default": weight_norm,
+    "aten.renorm.default": renorm,
 }

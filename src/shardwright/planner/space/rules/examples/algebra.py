@@ -58,6 +58,27 @@ EXAMPLES = {
         call("...ij->...ji", [F(2, 4, 6)]),
     ),
     **every(
+        "inner.default",
+        call(F(4, 6), F(8, 6)),
+        call(F(2, 4, 6), F(3, 8, 6)),
+        call(F(6), F(8, 6)),
+        call(F(6), F(6)),
+    ),
+    **every(
+        "tensordot.default",
+        call(F(4, 6, 8), F(8, 6, 2), [1, 2], [1, 0]),
+        call(F(4, 6), F(8, 6, 2), [-1], [1]),
+        call(F(4, 6), F(8, 2), [], []),
+        call(F(4, 6), F(4, 6), [0, 1], [0, 1]),
+    ),
+    **every(
+        "kron.default",
+        call(F(4, 6), F(8, 2)),
+        call(F(4, 1), F(8, 2)),
+        call(F(6), F(4, 2)),
+        call(F(4, 6, 2), F(8)),
+    ),
+    **every(
         "cdist.default",
         call(F(4, 3), F(6, 3)),
         call(F(2, 4, 3), F(2, 6, 3)),

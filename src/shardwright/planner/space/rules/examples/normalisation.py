@@ -26,5 +26,6 @@ EXAMPLES = {
         call(F(4, 6, 8), F(6), F(6), None, None, True, 0.1, 1e-5, False),
         call(F(4, 6, 8), F(6), F(6), K(6), K(6), False, 0.1, 1e-5, False),
     ),
+    **every("renorm.default", call(F(4, 6), 2, 0, 1.0), call(F(4, 6, 8), 1, -2, 3.0)),
     **every("_weight_norm.default", call(F(4, 6, 2), F(4, 1, 1), 0), call(F(4, 6), F(1, 6), 1)),
 }
