@@ -82,7 +82,7 @@ CASES: dict[str, Case] = {
     "llama3-70b-512": Case("hf:llama3-70b", "64x8xH100", 1024, 4096, 30.0),
     "gpt-1024-layers-8": Case(f"{OWN}deep_gpt", "1x8xH100", 64, 1024, 20.0),
     "bert-32-2048": Case(f"{OWN}bert_32", "256x8xH100", 4096, 512, 30.0),
-    "llama3.1-405b-16384": Case("hf:llama3.1-405b", "2048x8xH100", 2048, 8192, 60.0),
+    "llama3.1-405b-16384": Case("hf:llama3.1-405b", "2048x8xH100", 2048, 8192, 15.0, 0.15),
     "inception-v3-64": Case(f"{HERE / 'inception.py'}:inception", "8x8xH100", 2048, 0, 5.0),
     "encoder-decoder-64": Case("hf:bart-base", "8x8xH100", 1024, 512, 10.0),
 }

@@ -108,10 +108,16 @@ def found(**rates: float) -> Stalls:
         resident_seconds=0.01,
         cached_seconds=0.02,
         cold_seconds=0.05,
+        usual_seconds=0.06,
         rates=InputRates(crowd=1.0, **rates),
         dataset_samples=1000,
         dataset_bytes=10**6,
     )
+
+
+def test_a_loader_gives_what_it_gave_in_the_mean_of_turns():
+    assert found(compute=math.inf, prepare=500.0).given == pytest.approx(10 / 0.06)
+    assert found(compute=math.inf, prepare=100.0).given == pytest.approx(100.0)
 
 
 def test_stalls_are_differences_of_phases():

@@ -27,7 +27,7 @@ def found(*, ahead: bool, compute: float = 100.0, storage: float = 200.0) -> Sta
     return Stalls(
         ranks=1, workers=int(ahead), cores=2, batch_samples=1, steps=8, rates=rates,
         resident_seconds=1 / compute, cached_seconds=max(1 / compute, 1 / rates.speed(1.0)),
-        cold_seconds=cold,
+        cold_seconds=cold, usual_seconds=cold,
     )  # fmt: skip
 
 

@@ -152,7 +152,8 @@ class Stalls:
     """What an analysis of a loader found; times in seconds per step, the slowest rank's.
 
     ``resident_seconds`` with one batch again and again, ``cached_seconds`` with the loader and its data in memory,
-    ``cold_seconds`` with its data out of memory (paper, section 4.2: T1, T2, T3). ``rates`` are one rank's.
+    ``cold_seconds`` with its data out of memory (paper, section 4.2: T1, T2, T3), each in its least turn; ``usual_seconds``
+    as ``cold_seconds`` in the mean of turns. ``rates`` are one rank's.
     ``dataset_samples`` and ``dataset_bytes`` are 0 where nobody could tell, ``prefetch``, how many batches of each worker
     may lie ready, where nobody works ahead, ``pinning_seconds``, by which a batch would be copied to the accelerator
     sooner from pinned memory, where it is pinned, or there is none. ``cached_by`` says how ``cached_seconds`` are known: by a
@@ -167,6 +168,7 @@ class Stalls:
     resident_seconds: float
     cached_seconds: float
     cold_seconds: float
+    usual_seconds: float
     rates: InputRates
     files: DataFiles | None = None
     dataset_samples: int = 0
@@ -195,6 +197,12 @@ class Stalls:
     def speed(self) -> float:
         """Samples per second of one rank, with cold data."""
         return self.batch_samples / self.cold_seconds
+
+    @property
+    def given(self) -> float:
+        """Samples per second that the loader gives one rank in the long run, where the step takes nothing: what disturbs
+        a turn disturbs training, too."""
+        return min(self.rates.load(0.0), self.batch_samples / self.usual_seconds)
 
     @property
     def cache_bytes(self) -> int | None:

@@ -137,8 +137,7 @@ def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Clus
             for rows in sorted(sizes)
         }
     whole, rates = found[batch], found[batch].rates
-    # A step of nothing is the loader alone.
-    speeds = {one.batch_samples: min(one.rates.load(0.0), one.speed) for one in found.values()}
+    speeds = {one.batch_samples: one.given for one in found.values()}
     cores = max(1, whole.cores)
     host = rates.prepare * cores / min(max(1, whole.workers), cores)
     notes = (

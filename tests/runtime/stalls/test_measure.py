@@ -285,4 +285,5 @@ def test_what_disturbs_one_turn_of_steps_is_no_stall():
     found = analyse([torch.zeros(2)] * 20, step, batches=8)
     assert found.steps == turn
     assert found.fetch_stall + found.prep_stall < 0.01
+    assert found.usual_seconds > 0.01  # 20 ms and 1 ms: what comes again in training
     assert any("longer in one turn" in note for note in found.notes)

@@ -61,6 +61,7 @@ class _Phases:
     blocked: float = 0.0
     cached: float = 0.0
     cold: float = 0.0
+    usual: float = 0.0  # as cold, in the mean of turns
     taken: float = 0.0  # by which a step is longer whose batch lies ready
 
 
@@ -225,6 +226,7 @@ class Analysis:
                 given = self.source.replayed(self.noted, self.count, self.keeps_lock)
                 cached.append(self._with_step(given))
         times.cold, times.cached = min(cold), min(cached, default=0.0)
+        times.usual = statistics.mean(cold)
         self.apart = max(gathered(max(max(each) / min(each) for each in (cold, cached) if each)))
 
     def _with_step(self, given: Iterable[Any]) -> float:
@@ -291,9 +293,10 @@ class Analysis:
         cores = max(1.0, _cores() / ranks)
         rates = _rates(times, samples, workers, cores, is_ahead)
         figures = zip(
-            *gathered((times.resident, times.cached, times.cold, times.taken)), strict=True
+            *gathered((times.resident, times.cached, times.cold, times.usual, times.taken)),
+            strict=True,
         )
-        resident, cached, cold, taken = (max(each) for each in figures)
+        resident, cached, cold, usual, taken = (max(each) for each in figures)
         # What lies ready costs no more than data in memory do.
         taken = min(taken, max(0.0, cached - resident))
         everybody = gathered((rates.compute, rates.prepare, rates.storage))
@@ -309,6 +312,7 @@ class Analysis:
             resident_seconds=resident,
             cached_seconds=cached,
             cold_seconds=cold,
+            usual_seconds=usual,
             rates=InputRates(
                 compute=compute,
                 prepare=prepare,
