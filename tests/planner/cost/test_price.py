@@ -254,6 +254,7 @@ def test_packing_takes_what_it_was_measured_to_take_on_cpus_only() -> None:
     points = {
         "int8": ((0.0, 1.0, 0.0), (1e4, 3.0, 0.0)),
         "int8 sum": ((0.0, 0.5, 0.0), (1e4, 0.5, 0.0)),
+        "zeros": ((0.0, 0.2, 0.0), (1e4, 0.2, 0.0)),
     }
     table = CostTable(collectives=tuple((f"{PACK}|{name}", one) for name, one in points.items()))
     seen = dict[str, float]()
@@ -271,12 +272,12 @@ def test_packing_takes_what_it_was_measured_to_take_on_cpus_only() -> None:
             sizes = [np.prod(one.shape) for one in values if one.dtype == "float32"]
             ways = {
                 "int8": sum(1 + 2e-4 * size for size in sizes),
-                "int8 sum": 4 * 0.5 * len(sizes),
+                "int8 sum": (0.2 + 4 * 0.5) * len(sizes),
             }
             assert here == pytest.approx(ways[transform.name])
             assert there < 1e-3
             seen[transform.name] = here
-    assert set(seen) == set(points)
+    assert {*seen, "zeros"} == set(points)
 
 
 def test_selections_take_what_lies_between_densities_that_were_measured() -> None:
@@ -287,6 +288,7 @@ def test_selections_take_what_lies_between_densities_that_were_measured() -> Non
         for name, ends in (("top-k", (1.0, 3.0)), ("top-k sum", (0.5, 0.7)))
         for density, seconds in zip(PACK_DENSITIES, ends, strict=True)
     ]
+    lines.append((f"{PACK}|zeros", ((1.0, 0.2, 0.0), (1e4, 0.2, 0.0))))
     table = CostTable(collectives=tuple(lines))
     for density, share in ((0.0005, 0.0), (0.001, 0.0), (0.0505, 0.5), (0.1, 1.0), (0.199, 2.0)):
         sync = replace(plain.gradient_sync, compressor="top-k", density=density)
@@ -295,7 +297,9 @@ def test_selections_take_what_lies_between_densities_that_were_measured() -> Non
         for kind, item, seconds in zip(program.kind, program.item, found, strict=True):
             if kind == Kind.TRANSFORM:
                 one = program.transforms[item]
-                each = {"top-k": 1 + 2 * share, "top-k sum": 4 * (0.5 + 0.2 * share)}[one.name]
+                each = {"top-k": 1 + 2 * share, "top-k sum": 0.2 + 4 * (0.5 + 0.2 * share)}[
+                    one.name
+                ]
                 gradients = sum(program.values[place].dtype == "float32" for place in one.reads)
                 expected = (gradients // 2 or len(one.writes)) * each  # gradients and residuals
                 assert seconds == pytest.approx(expected, rel=2e-2)

@@ -77,6 +77,7 @@ _WORK = {
     "right factor": _Work(10, 0.1e-9, 1),
     "factor sum": _Work(4, 0.6e-9, 4),
     "rank": _Work(0, 0.1e-9, 0),  # a product with a matrix, by elements times its columns
+    "zeros": _Work(1, 0.3e-9, 1),  # to which packs are added
     "top-k sum": _Work(4, 0.05e-9, 0),
     "int8 sum": _Work(4, 0.7e-9, 3.5),
     "1-bit sum": _Work(8, 3.8e-9, 10),
@@ -179,13 +180,15 @@ def _factor(
 
 
 def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable) -> Cost:
+    """Zeros, to which each rank's pack is added."""
     width, ranks = DTYPE_BYTES[transform.word("dtype")], transform.count("ranks")
     costs = list[Cost]()
     for packs, result in zip(transform.reads, transform.writes, strict=True):
         elements = math.prod(values[result].shape)
         density = _density(values[packs].shape[0] // ranks, elements, width)
-        costs.append(pack_cost(transform.name, elements, width, kind, table, density))
-    return total(costs * ranks)
+        each = pack_cost(transform.name, elements, width, kind, table, density)
+        costs += [pack_cost("zeros", elements, width, kind, table), *[each] * ranks]
+    return total(costs)
 
 
 def _version(transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable) -> Cost:

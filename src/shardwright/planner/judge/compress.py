@@ -234,8 +234,12 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
         return Way(packs=zeros, sums=zeros, sizes=sizes, cost=cost, load=load)
     gather = replace(lane.message, primitive="all_gather")
     return Way(
-        packs=[_work(context, unit, how) or math.inf for unit in units],
-        sums=[lane.ranks * _work(context, unit, how, " sum") for unit in units],
+        packs=[_work(context, unit, how[0], how[1]) or math.inf for unit in units],
+        sums=[
+            _work(context, unit, "zeros", 1.0)
+            + lane.ranks * _work(context, unit, f"{how[0]} sum", how[1])
+            for unit in units
+        ],
         sizes=[float(lane.ranks * _size(unit, how)) for unit in units],
         cost=message_cost(context, lane.program, gather),
         load=_load(context, lane, gather),
@@ -257,12 +261,12 @@ def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
     return load
 
 
-def _work(context: Context, unit: _Unit, how: How, what: str = "") -> float:
-    """Return the seconds of compressing, or of adding a rank's (" sum"); 0 of what is not compressed."""
+def _work(context: Context, unit: _Unit, name: str, density: float) -> float:
+    """Return the seconds of a piece of compressing (``pack_cost``); 0 of what is not compressed."""
     if not unit.dtype:
         return 0.0
-    name, seconds = f"{how[0]}{what}", context.prices.pack_seconds
-    return sum(seconds(name, one, unit.dtype, how[1]) for one in unit.elements)
+    seconds = context.prices.pack_seconds
+    return sum(seconds(name, one, unit.dtype, density) for one in unit.elements)
 
 
 def _size(unit: _Unit, how: How) -> int:

@@ -343,8 +343,10 @@ class _Summed:
         if compressor in MERGED:
             merging = [one for one in merge_rounds(compressor, self.ranks) if not one.replaces]
             merge = seconds("merge", kept_elements(sync.density, elements))
-            return seconds("top-k") + len(merging) * merge + seconds("top-k sum")
-        return seconds(compressor) + self.ranks * seconds(f"{compressor} sum")
+            added = seconds("zeros") + seconds("top-k sum")
+            return seconds("top-k") + len(merging) * merge + added
+        added = seconds("zeros") + self.ranks * seconds(f"{compressor} sum")
+        return seconds(compressor) + added
 
     def kept_elements(self, sync: GradientSync) -> int:
         """Return the elements that stay from step to step."""

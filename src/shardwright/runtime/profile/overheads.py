@@ -36,6 +36,7 @@ _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
 # Elements of a gradient that is compressed, the density of selections that are merged, and the seconds for one.
 _ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.03
 _COLUMNS = (1, 4)  # of factors
+_SUMMED = 4  # ranks whose packs are added up
 _CHAIN = 16  # times four operators
 # Among the other code of a step starting takes more than again and again: of GPT-2 and ResNet-50 on an H200,
 # whose host bound them, 2.6 times (benchmarks/reports/gpu_h200_202611.md).
@@ -222,21 +223,31 @@ def _with_gradients(count: int, num_bytes: int, device: torch.device) -> list[to
 
 
 def _pack_seconds(others: Others) -> dict[str, Timing]:
-    """Time what compresses gradients, what adds those of ranks, one rank's, what merges two selections (by
+    """Time what compresses gradients, the zeros of a sum and what adds one rank's, what merges two selections (by
     elements kept), and what makes factors: of one column more, and what does not depend on columns."""
     found: dict[str, Timing] = {}
     for elements in _ELEMENTS:
         kept = kept_elements(_DENSITY, elements)
+        zeros = _after(others, lambda count=elements: torch.zeros(count), _PACK_SECONDS)
+        found[f"{PACK}|zeros|{elements}"] = zeros
         ends = [(name, elements, run) for name, run in _packing(elements)]
         ends += [(name, kept, run) for name, run in _merging(elements)]
         for name, count, run in ends:
-            found[f"{PACK}|{name}|{count}"] = _after(others, run, _PACK_SECONDS)
+            timing = _after(others, run, _PACK_SECONDS)
+            timing = _of_one(timing, zeros) if " sum" in name else timing
+            found[f"{PACK}|{name}|{count}"] = timing
         found |= _factor_seconds(elements, others)
     return found
 
 
+def _of_one(whole: Timing, zeros: Timing) -> Timing:
+    """Return what adding one rank's takes, of a sum of ``_SUMMED`` that begins with zeros."""
+    seconds = max(whole.seconds - zeros.seconds, 0.0) / _SUMMED
+    return replace(whole, seconds=seconds, spread=whole.spread / _SUMMED)
+
+
 def _packing(elements: int) -> Iterator[tuple[str, Action]]:
-    """Yield what packs a gradient, and what adds a pack, in each way."""
+    """Yield what packs a gradient, and what adds the packs of ``_SUMMED`` ranks, in each way."""
     ways: list[tuple[Packing, TransformName, float]] = [
         ("int8", "int8 sum", 1.0),
         ("1-bit", "1-bit sum", 1.0),
@@ -247,7 +258,7 @@ def _packing(elements: int) -> Iterator[tuple[str, Action]]:
         wire = _flat(packed_bytes(name, density, elements, "float32"), "uint8")
         read, named = [gradient, torch.zeros(elements)], f"|{density:g}" if density < 1 else ""
         pack = _run(name, read, [wire])
-        message = pack()[0]
+        message = pack()[0].repeat(_SUMMED)
         yield f"{name}{named}", pack
         yield f"{addition}{named}", _run(addition, [message], [result])
 
@@ -300,12 +311,12 @@ def _factoring(elements: int, columns: int) -> Iterator[tuple[TransformName, Act
 
 
 def _run(name: TransformName, tensors: Sequence[Tensor], results: Sequence[Value]) -> Action:
-    """Return what runs a transform as the first of two ranks does."""
+    """Return what runs a transform as the first of two ranks does, a sum as one of ``_SUMMED``."""
     said = {
         "compressor": "gtop-k", "dtype": "float32", "gradients": 1, "place": 0, "ranks": 2, "turn": 0,
     }  # fmt: skip
     if name.endswith(" sum") and name != "factor sum":
-        said["ranks"] = 1
+        said["ranks"] = _SUMMED
     transform = Transform(
         name=name, mesh=0, reads=(), writes=(), purpose="synchronise", constants=tuple(said.items())
     )
