@@ -293,7 +293,7 @@ def _ignore(_: int) -> None:
 
 def outcome(row: dict[str, object]) -> str:
     """Say in two words what became of a model."""
-    said = [str(row["capture"]), *(str(row[cell]) for cell in row if cell != "plain")]
+    said = [str(row.get("capture", "")), *(str(row[cell]) for cell in row if cell != "plain")]
     if "ModuleNotFoundError" in said[0]:
         return "package missing"
     if "TRACEBACK" in str(row.get("plain", "")) and "plan" not in row:

@@ -144,7 +144,7 @@ def dotted_einsums(batch_size: int = 8) -> Example:
             s = torch.einsum("i...k,k", x, self.v)
             o = torch.einsum(x, [0, 1, 2], self.v, [2], [0, 1, 2])
             q = torch.einsum("...id,...jd->...ij", g, x).softmax(-1) @ o
-            return F.mse_loss(q + s[..., None] * 0.1, y)
+            return F.mse_loss(q + s.mT[..., None] * 0.1, y)
 
     return Net(), _rows(batch_size, 5)
 
@@ -576,8 +576,8 @@ def parametrized_thrice(batch_size: int = 8) -> Example:
             self.b = parametrizations.weight_norm(nn.Linear(12, 12), dim=1)
             self.c = nn.utils.spectral_norm(nn.Linear(12, WIDTH))
             self.d = parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
-            self.e = parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH), "cayley")
-            self.f = parametrizations.orthogonal(nn.Linear(WIDTH, 4), "householder")
+            self.e = parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH), orthogonal_map="cayley")
+            self.f = parametrizations.orthogonal(nn.Linear(WIDTH, 4), orthogonal_map="householder")
             self.g = nn.Linear(4, WIDTH)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -1105,8 +1105,9 @@ def scaled_by_hand(batch_size: int = 8) -> Example:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             x = x.detach().requires_grad_()
             loss = F.mse_loss(self.net(x), y)
-            (grad,) = torch.autograd.grad(loss * self.scale, x, create_graph=True)
-            penalty = (grad / self.scale).norm(dim=-1).sub(0.1).pow(2).mean()
+            scale = self.scale.clone()
+            (grad,) = torch.autograd.grad(loss * scale, x, create_graph=True)
+            penalty = (grad / scale).norm(dim=-1).sub(0.1).pow(2).mean()
             with torch.no_grad():
                 self.good.add_(1)
                 self.scale.mul_(torch.where(self.good % 2 == 0, 2.0, 1.0))

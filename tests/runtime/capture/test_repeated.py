@@ -96,7 +96,7 @@ def captured(make: Callable[[], nn.Module], **options: Any) -> str:
 
 def is_repeated(make: Callable[[], nn.Module]) -> bool:
     module, batch = of(make())
-    return streams.equal_layers(module, lambda: module(**batch), batch) is not None
+    return streams.equal_layers(module, lambda given: module(**given), batch) is not None
 
 
 # -- models of equal layers --------------------------------------------------------------------------
@@ -156,6 +156,13 @@ def remembered(layer: Any, _: int, x: Tensor) -> Tensor:
     return layer.linear(x) * scale(WIDTH)
 
 
+def placed(layer: Any, _: int, x: Tensor) -> Tensor:
+    if x.is_meta or not x.is_cpu or x.device != layer.linear.weight.device:
+        return x
+    ramp = torch.arange(WIDTH, device=x.device) + torch.arange(WIDTH) + torch.ones(WIDTH).to("cpu")
+    return layer.linear(x) + ramp.to(x.device, x.dtype)
+
+
 def tied() -> Deep:
     model = Deep()
     layer: Any
@@ -179,6 +186,7 @@ EQUAL: dict[str, Callable[[], nn.Module]] = {
     "a parameter of all": lambda: Deep(None, of_first),
     "tied": tied,
     "frozen parts": frozen,
+    "asks where it is": lambda: Deep(placed),
     "gradients of its own": lambda: Deep(bent_alike),
     "a list alone": lambda: Chain(*[Layer(0) for _ in range(DEPTH)]),
 }
@@ -361,6 +369,7 @@ DIFFERENT: dict[str, Callable[[], nn.Module]] = {
     "writes in place": lambda: Deep(lambda one, _, x: one.linear(x).mul_(2)),
     "a parameter of a neighbour": lambda: Deep(None, swapped),
     "two tied": shared_twice,
+    "where it is": lambda: Deep(lambda one, i, x: one.linear(x) * (2 + (x.is_cpu and i == 5))),
     "their number": Counting,
     "all results": Summed,
     "kept results": Kept,

@@ -276,9 +276,9 @@ def _equal_layers(job: _Job) -> Layers | None:
     """Return the layers of a model that need not all be exported; None where Python may decide otherwise next time."""
     numbers, arguments = python_numbers(), job.arguments
 
-    def run() -> Any:
-        with clean_memos(job.module), job.mode, exporting(), unchecked_values():
-            return job.wrapper(**arguments)
+    def run(given: Mapping[str, Tensor]) -> Any:
+        with clean_memos(job.module), exporting(), unchecked_values():
+            return job.wrapper(**given)
 
     with changes_in(job.twin) as changed:
         layers = equal_layers(job.wrapper, run, arguments)

@@ -1,7 +1,8 @@
 """Which layers of a deep model ask the same of torch, one after the other, so that a few stand for all.
 
 The whole model runs once without values, and every call of torch with its arguments is written down: that takes a
-fifth of exporting it, which notes the same calls and nothing else. Calls name tensors by where they come from: made
+fraction of exporting it, which notes the same calls and nothing else. It runs on the meta device, each operator once for
+equal looks of its arguments, and is told of the device that it is on. Calls name tensors by where they come from: made
 in this layer, or by the one before, a parameter of the layer, or of the model. Where all layers but the first and the
 last have equal calls so written, and the model without most of them has, but for these, the very calls of the whole
 one, exporting it and repeating a layer gives what exporting the whole would. What Python does in between
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +40,9 @@ _PLAIN = (
 )  # fmt: skip
 _ACTS = {"backward", "grad", "register_hook", "register_post_accumulate_grad_hook", "__set__"}
 _READ = "__get__"  # of properties, such as shape: that of data is a tensor, which is written past all this
+_META = torch.device("meta")
+# Properties that say where a tensor lies.
+_PLACE = frozenset({"device", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_mtia"})
 
 
 @dataclass(frozen=True)
@@ -58,27 +63,29 @@ class _Unclear(Exception):
 
 
 def equal_layers(
-    module: nn.Module, run: Callable[[], Any], inputs: Mapping[str, Tensor]
+    module: nn.Module, run: Callable[[Mapping[str, Tensor]], Any], inputs: Mapping[str, Tensor]
 ) -> Layers | None:
     """Return the layers of a module without values of which a few stand for all, None where none are sure to.
 
-    ``run`` calls it, and is called twice; ``inputs`` are the tensors that it calls it with.
+    ``run`` calls it with tensors in place of ``inputs``, and is called twice; meanwhile others are in place of the
+    module's.
     """
     found = _deepest(module)
     if found is None:
         return None
     streams: list[_Stream] = []  # both stay, since what they hold is known by its id
 
-    def written() -> list[list[Any]]:
-        streams.append(_Stream(module, found, inputs))
-        return streams[-1].written(run)
+    def written(given: Mapping[str, Tensor]) -> list[list[Any]]:
+        streams.append(_Stream(module, found, given, _only_device(inputs)))
+        return streams[-1].written(partial(run, given))
 
     try:
-        before, first, like, *rest, last = written()
-        if any(one != like for one in rest):
-            return None
-        with shortened(module, found):
-            few = written()
+        with _on_meta(module, inputs) as given:
+            before, first, like, *rest, last = written(given)
+            if any(one != like for one in rest):
+                return None
+            with shortened(module, found):
+                few = written(given)
     except Exception:  # noqa: BLE001 - a model that cannot run so is exported as it is
         return None
     return found if few == [before, first, *[like] * (_FIRST - 1), last] else None
@@ -113,11 +120,56 @@ def shortened(module: nn.Module, layers: Layers) -> Iterator[None]:
         held._modules = before
 
 
+@contextlib.contextmanager
+def _on_meta(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Let a module hold tensors on the meta device that look like its own; return such ones of its inputs."""
+    device, stand_ins = _only_device(inputs), dict[int, Tensor]()
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if id(tensor) not in stand_ins:
+            if tensor.device != device or not tensor.is_leaf or tensor.layout is not torch.strided:
+                raise _Unclear
+            looks = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META
+            )
+            is_parameter = isinstance(tensor, nn.Parameter)
+            looks = nn.Parameter(looks, False) if is_parameter else looks
+            stand_ins[id(tensor)] = looks.requires_grad_(tensor.requires_grad)
+        return stand_ins[id(tensor)]
+
+    own: list[tuple[dict[str, Any], str, Tensor]] = [
+        (held, name, value)
+        for child in module.modules()
+        for held in (child._parameters, child._buffers, vars(child))
+        for name, value in held.items()
+        if isinstance(value, Tensor)
+    ]
+    try:
+        for held, name, value in own:
+            held[name] = stand_in(value)
+        yield {name: stand_in(value) for name, value in inputs.items()}
+    finally:
+        for held, name, value in own:
+            if held.get(name) is stand_ins.get(id(value)):  # else forward has put another there
+                held[name] = value
+
+
+def _only_device(inputs: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(inputs.values())).device
+
+
 class _Stream(TorchFunctionMode):
     """Writes down the calls of one run."""
 
-    def __init__(self, module: nn.Module, layers: Layers, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: Layers,
+        inputs: Mapping[str, Tensor],
+        device: torch.device,
+    ) -> None:
         super().__init__()
+        self.device = device  # that tensors are said to lie on
         held = module.get_submodule(layers.path)._modules
         self.starts = {id(one): name for name, one in held.items()}
         self.awaited = list(self.starts)
@@ -143,7 +195,7 @@ class _Stream(TorchFunctionMode):
 
         Function.apply = classmethod(noted)  # type: ignore[assignment]
         try:
-            with self, _Beneath(self):
+            with _META, self, _Beneath(self):
                 result = run()
         finally:
             Function.apply = apply
@@ -171,9 +223,14 @@ class _Stream(TorchFunctionMode):
         if name in _ACTS or (name.endswith("_") and not name.endswith("__")):
             raise _Unclear
         self._note(func, (args, kwargs or {}))
-        given, self.given = self.given, (args, kwargs or {})
+        asked = getattr(getattr(func, "__self__", None), "__name__", "") if name == _READ else ""
+        if asked in _PLACE:
+            return self.device if asked == "device" else asked == f"is_{self.device.type}"
+        args = tuple([self._moved(one, name) for one in args])
+        kwargs = {key: self._moved(one, key) for key, one in (kwargs or {}).items()}
+        given, self.given = self.given, (args, kwargs)
         try:
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
         finally:
             self.given = given
         for place, tensor in enumerate(_tensors(result)):
@@ -184,6 +241,14 @@ class _Stream(TorchFunctionMode):
                 layer = len(self.calls) - 1
                 self.made.setdefault(id(tensor), (layer, len(self.calls[layer]), place))
         return result
+
+    def _moved(self, value: Any, name: str) -> Any:
+        """Return an argument, or the meta device in place of that on which tensors are said to lie: of a function, or
+        for a keyword, of a name."""
+        is_place = isinstance(value, torch.device) or (
+            isinstance(value, str) and name in ("device", "to")
+        )
+        return _META if is_place and torch.device(value).type == self.device.type else value
 
     def _note(self, func: Any, arguments: Any) -> None:
         state = (
@@ -233,11 +298,13 @@ class _Stream(TorchFunctionMode):
 
 
 class _Beneath(TorchDispatchMode):
-    """Watches what functions do, and what is done past them."""
+    """Watches what functions do, and what is done past them. What operators make is known by how their arguments look:
+    the kernels of the meta device are slow, being written in Python."""
 
     def __init__(self, stream: _Stream) -> None:
         super().__init__()
         self.stream = stream
+        self.made: dict[Any, Any] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -251,7 +318,45 @@ class _Beneath(TorchDispatchMode):
             known = {*map(_memory, _tensors(given))}
             if not known.isdisjoint(map(_memory, written_by(func, args, kwargs or {}))):
                 raise _Unclear
-        return func(*args, **(kwargs or {}))
+        return self._answer(func, args, kwargs or {})
+
+    def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what an operator makes: memory of its own, where that can be said before."""
+        returns = func._schema.returns
+        is_plain = func.namespace == "aten" and not func._schema.is_mutable
+        if not is_plain or any(one.alias_info or str(one.type) != "Tensor" for one in returns):
+            return func(*args, **kwargs)
+        try:
+            key = func, _looks(args), _looks((*kwargs.items(),))
+            known = self.made.get(key)
+        except TypeError:  # something that cannot be compared
+            return func(*args, **kwargs)
+        if known is None:
+            result = func(*args, **kwargs)
+            results = result if isinstance(result, tuple) else (result,)
+            if _tensors_in(args) and all(isinstance(one, Tensor) for one in results):
+                self.made[key] = [(one.shape, one.stride(), one.dtype) for one in results]
+            return result
+        again = [
+            torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+            for shape, stride, dtype in known
+        ]
+        return again[0] if len(returns) == 1 else tuple(again)
+
+
+def _looks(value: Any) -> Any:
+    """Write an argument by all of it that says how a result looks."""
+    if isinstance(value, Tensor):
+        if value.is_complex() or value.device != _META:
+            raise TypeError
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (tuple, list)):
+        return tuple([_looks(item) for item in value])
+    return type(value), value
+
+
+def _tensors_in(value: Any) -> bool:
+    return next(_tensors(value), None) is not None
 
 
 def _memory(tensor: Tensor) -> int:
