@@ -351,9 +351,9 @@ class Executor(Keeping):
             self._run(self._training, batch, walk)
             self.machine.clock.step += 1
 
-        # Where every rank looks at the loss, or at overflow, before the update, they meet there.
-        machine, meets = self.machine, self.options.check_finite or self.scaler is not None
-        return trace.measure(machine, self.status, self.optimizer, self._training, run, meets)
+        # Where every rank looks at a loss that is summed there, or at overflow, before the update, they meet there.
+        meets = self.scaler is not None or (self.options.check_finite and not self.loss.is_early)
+        return trace.measure(self.machine, self.status, self.optimizer, self._training, run, meets)
 
     def _run(
         self,

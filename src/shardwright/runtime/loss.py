@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,12 +31,13 @@ class LossSum:
     Where it can, it rides with the last message of gradients instead of sending its own (see
     ``told_early``). ``is_late``: before the update the loss can only be known by waiting for all that
     the device was told to do; where it is summed early, and on the CPU, it is there by then.
+    ``is_early``: summing starts before the update, at which ranks need not meet.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         device = next(iter(machine.sites.values())).device
-        self.is_late = device.type == "cuda"
+        self.is_late, self.is_early = device.type == "cuda", False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._sum: HostCopy | _Carried | None = None
         self._last: HostCopy | _Carried | None = None
@@ -194,21 +196,33 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
 
     It rides with the last message of gradients where that goes to all ranks, through the host, in a
     type that holds it: what a message of its own would take of a CPU is a hundred times what these
-    few numbers take. Else it is sent as soon as it is made. Only where all ranks run alike do they
-    meet there: elsewhere summing starts with the update.
+    few numbers take. Else it is sent as soon as it is made. Stages send theirs behind their last forward, and begin the
+    next step without waiting for the slowest. On GPUs such a message is a kernel that runs until all are there, and
+    where a mesh has all ranks its messages would come in another order: summing starts with the update there.
     """
-    program = compiler.program
-    place = _made(compiled, compiler, total.slots)
-    if len(program.meshes) > 1 or place < 0:
+    program, place = compiler.program, _made(compiled, compiler, total.slots)
+    is_alike = len(program.meshes) == 1
+    if not is_alike and _meets_alone(compiler.machine):
+        forward = [program.kind[index] == Kind.FORWARD for index, _ in compiled.actions]
+        place = max(place, *np.flatnonzero(forward).tolist(), -1)
+    elif not is_alike:
         return compiled
-    total.is_late = False
-    carrier = _carrier(compiled, compiler, place)
+    if place < 0:
+        return compiled
+    total.is_late, total.is_early = False, True
+    carrier = _carrier(compiled, compiler, place) if is_alike else None
     if carrier is not None:
         carrier.rider = total
         return compiled
     index = compiled.actions[place][0]
     before, after = compiled.actions[: place + 1], compiled.actions[place + 1 :]
     return Compiled((*before, (index, total.start), *after), compiled.exchanges)
+
+
+def _meets_alone(machine: Machine) -> bool:
+    """Whether a sum over all ranks may start anywhere in a step: it holds nothing up, and no other message goes to all."""
+    most = max(len(mesh.devices) for mesh in machine.program.meshes)
+    return machine.store.device.type == "cpu" and most < machine.world.size
 
 
 def _carrier(compiled: Compiled, compiler: Compiler, made: int) -> AllReduce | None:
