@@ -18,9 +18,12 @@ def wait_when_woken() -> bool:
     What is woken takes an idle core, or waits for one until the next tick. Nothing is changed where the user has
     chosen a policy.
     """
-    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if not hasattr(os, "SCHED_BATCH"):
         return False
-    for thread in map(int, os.listdir("/proc/self/task")):
-        with suppress(OSError):  # one that has ended, or what a container forbids
-            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-    return os.sched_getscheduler(0) == os.SCHED_BATCH
+    with suppress(OSError):  # where a container forbids it, or has no /proc
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            for thread in map(int, os.listdir("/proc/self/task")):
+                with suppress(OSError):  # one that has ended
+                    os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+            return os.sched_getscheduler(0) == os.SCHED_BATCH
+    return False
