@@ -422,11 +422,8 @@ def _no_step(event: dict[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Who looks on: told how far long work is, asked whether to stop, shown every training step.
-
-    ``deadline``: when work should be over, by ``time.monotonic``. Within ``at_once``, where there is nothing yet to
-    answer with, whoever would be asked whether to stop is not waited for.
-    """
+    """Who looks on: told how far long work is, asked whether to stop (not ``at_once``, where there is no answer yet),
+    shown every training step. ``deadline``: when work should be over, by ``time.monotonic``."""
 
     tell: Callable[[str, float], None] = _nothing
     stop: Callable[[], bool] = _never

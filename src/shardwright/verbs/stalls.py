@@ -110,16 +110,14 @@ def blaming(what: str, remedy: str) -> Iterator[None]:
 
 
 def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Cluster:
-    """Return a cluster whose ranks are given samples as fast as this loader gives them here, read as in training;
-    itself where none is named. ``batch``: samples of a step.
+    """Return a cluster whose ranks are given samples as fast as this loader gives them here, read as in training.
+    ``batch``: samples of a step.
 
     A rank's rate is that of the loader as it is, its workers' handing over included: the slope between whole batches
     and the part of one that a rank reads where all share it, and what a batch of no samples would take besides. That
     of a host is of its preparation on all of this machine's cores, on which CPU devices compute, too. Of a loader that
     every rank reads whole, there is only the rate of whole batches.
     """
-    if not loader:
-        return cluster
     from shardwright.runtime.capture.models import load_object
     from shardwright.runtime.reading import as_read, is_shared_out, loader_of
 

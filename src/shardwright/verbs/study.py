@@ -85,8 +85,7 @@ def study(
         (machine, num_links), share = _with_links(machine, watch), 0.5
     else:
         given = _with_known(given, machine, request)
-    size = batch_size(graph, find_samples(graph))
-    machine = with_loader(machine, request.loader, size, watch)
+    machine = _with_loader(machine, graph, request, watch)
     solver = _Solver(graph, machine, request, limits, watch, wanted)
     solver.share = share
     question = Question(
@@ -120,6 +119,13 @@ def study(
         is_complete=not (watch if request.method == "exact" else asked).stop(),
         notes=(*told, *notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
     )
+
+
+def _with_loader(machine: Cluster, graph: OperatorGraph, request: Request, watch: Watch) -> Cluster:
+    """Measure the loader that is asked for, at the graph's batch."""
+    if not request.loader:
+        return machine
+    return with_loader(machine, request.loader, batch_size(graph, find_samples(graph)), watch)
 
 
 def _captured(

@@ -42,7 +42,7 @@ _ACTS = {"backward", "grad", "register_hook", "register_post_accumulate_grad_hoo
 _READ = "__get__"  # of properties, such as shape: that of data is a tensor, which is written past all this
 _META = torch.device("meta")
 # Properties that say where a tensor lies.
-_PLACE = frozenset({"device", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_mtia"})
+_PLACE = frozenset({"is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_mtia"})
 
 
 @dataclass(frozen=True)
@@ -123,35 +123,37 @@ def shortened(module: nn.Module, layers: Layers) -> Iterator[None]:
 @contextlib.contextmanager
 def _on_meta(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Let a module hold tensors on the meta device that look like its own; return such ones of its inputs."""
-    device, stand_ins = _only_device(inputs), dict[int, Tensor]()
+    device, own = _only_device(inputs), _held(module)
+    known = {id(one): one for one in (*(value for _, _, value in own), *inputs.values())}
+    stand_ins = {name: _stand_in(tensor, device) for name, tensor in known.items()}
+    try:
+        for held, name, value in own:
+            held[name] = stand_ins[id(value)]
+        yield {name: stand_ins[id(value)] for name, value in inputs.items()}
+    finally:
+        for held, name, value in own:
+            if held.get(name) is stand_ins[id(value)]:  # else forward has put another there
+                held[name] = value
 
-    def stand_in(tensor: Tensor) -> Tensor:
-        if id(tensor) not in stand_ins:
-            if tensor.device != device or not tensor.is_leaf or tensor.layout is not torch.strided:
-                raise _Unclear
-            looks = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META
-            )
-            is_parameter = isinstance(tensor, nn.Parameter)
-            looks = nn.Parameter(looks, False) if is_parameter else looks
-            stand_ins[id(tensor)] = looks.requires_grad_(tensor.requires_grad)
-        return stand_ins[id(tensor)]
 
-    own: list[tuple[dict[str, Any], str, Tensor]] = [
+def _held(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
+    """Return what a module's parts hold of tensors: where, and by which name."""
+    return [
         (held, name, value)
         for child in module.modules()
         for held in (child._parameters, child._buffers, vars(child))
         for name, value in held.items()
         if isinstance(value, Tensor)
     ]
-    try:
-        for held, name, value in own:
-            held[name] = stand_in(value)
-        yield {name: stand_in(value) for name, value in inputs.items()}
-    finally:
-        for held, name, value in own:
-            if held.get(name) is stand_ins.get(id(value)):  # else forward has put another there
-                held[name] = value
+
+
+def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on the meta device that looks like another, which lies on a device."""
+    if tensor.device != device or not tensor.is_leaf or tensor.layout is not torch.strided:
+        raise _Unclear
+    looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+    looks = nn.Parameter(looks, False) if isinstance(tensor, nn.Parameter) else looks
+    return looks.requires_grad_(tensor.requires_grad)
 
 
 def _only_device(inputs: Mapping[str, Tensor]) -> torch.device:
@@ -222,12 +224,11 @@ class _Stream(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _ACTS or (name.endswith("_") and not name.endswith("__")):
             raise _Unclear
-        self._note(func, (args, kwargs or {}))
-        asked = getattr(getattr(func, "__self__", None), "__name__", "") if name == _READ else ""
-        if asked in _PLACE:
-            return self.device if asked == "device" else asked == f"is_{self.device.type}"
-        args = tuple([self._moved(one, name) for one in args])
-        kwargs = {key: self._moved(one, key) for key, one in (kwargs or {}).items()}
+        kwargs = kwargs or {}
+        self._note(func, (args, kwargs))
+        if name == _READ and (told := self._told(func)) is not None:
+            return told
+        args, kwargs = self._moved(args, kwargs, name)
         given, self.given = self.given, (args, kwargs)
         try:
             result = func(*args, **kwargs)
@@ -242,13 +243,26 @@ class _Stream(TorchFunctionMode):
                 self.made.setdefault(id(tensor), (layer, len(self.calls[layer]), place))
         return result
 
-    def _moved(self, value: Any, name: str) -> Any:
-        """Return an argument, or the meta device in place of that on which tensors are said to lie: of a function, or
-        for a keyword, of a name."""
-        is_place = isinstance(value, torch.device) or (
-            isinstance(value, str) and name in ("device", "to")
-        )
-        return _META if is_place and torch.device(value).type == self.device.type else value
+    def _told(self, func: Any) -> torch.device | bool | None:
+        """Return what a property says of where tensors are said to lie, None where it is of something else."""
+        asked = getattr(getattr(func, "__self__", None), "__name__", "")
+        if asked == "device":
+            return self.device
+        return asked == f"is_{self.device.type}" if asked in _PLACE else None
+
+    def _moved(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a function with the meta device in place of that on which tensors are said to lie."""
+
+        def moved(value: Any, name: str) -> Any:
+            names_one = isinstance(value, str) and name in ("device", "to")
+            is_place = names_one or isinstance(value, torch.device)
+            return _META if is_place and torch.device(value).type == self.device.type else value
+
+        return tuple([moved(one, name) for one in args]), {
+            key: moved(one, key) for key, one in kwargs.items()
+        }
 
     def _note(self, func: Any, arguments: Any) -> None:
         state = (
@@ -322,26 +336,29 @@ class _Beneath(TorchDispatchMode):
 
     def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return what an operator makes: memory of its own, where that can be said before."""
-        returns = func._schema.returns
-        is_plain = func.namespace == "aten" and not func._schema.is_mutable
-        if not is_plain or any(one.alias_info or str(one.type) != "Tensor" for one in returns):
-            return func(*args, **kwargs)
         try:
             key = func, _looks(args), _looks((*kwargs.items(),))
             known = self.made.get(key)
         except TypeError:  # something that cannot be compared
             return func(*args, **kwargs)
-        if known is None:
-            result = func(*args, **kwargs)
-            results = result if isinstance(result, tuple) else (result,)
-            if _tensors_in(args) and all(isinstance(one, Tensor) for one in results):
+        if known is not None:
+            again = [
+                torch.empty_strided(*looks, dtype=dtype, device=_META) for *looks, dtype in known
+            ]
+            return again[0] if len(func._schema.returns) == 1 else tuple(again)
+        result = func(*args, **kwargs)
+        if _makes_memory(func) and _tensors_in(args):
+            results = [*_tensors(result)]
+            if len(results) == len(func._schema.returns):
                 self.made[key] = [(one.shape, one.stride(), one.dtype) for one in results]
-            return result
-        again = [
-            torch.empty_strided(shape, stride, dtype=dtype, device=_META)
-            for shape, stride, dtype in known
-        ]
-        return again[0] if len(returns) == 1 else tuple(again)
+        return result
+
+
+def _makes_memory(func: Any) -> bool:
+    """Whether an operator makes tensors in memory of their own, and nothing else."""
+    returns = func._schema.returns
+    is_plain = func.namespace == "aten" and not func._schema.is_mutable
+    return is_plain and all(not one.alias_info and str(one.type) == "Tensor" for one in returns)
 
 
 def _looks(value: Any) -> Any:
