@@ -1028,7 +1028,7 @@ def reduced_by_scatter(batch_size: int = 8) -> Example:
 
 
 def indexed_in_all_ways(batch_size: int = 8) -> Example:
-    """Rows by aranges and labels, ellipsis with tensors, None in the middle, masks of two dims, take_along_dim,
+    """Rows by ranges and labels, ellipsis with tensors, None in the middle, masks of two dims, take_along_dim,
     an outer index by ix, negative indices, tuples of slices."""
 
     class Net(nn.Module):

@@ -26,6 +26,7 @@ from shardwright.verbs.dimensions import (
     mentions,
     software_of,
 )
+from shardwright.verbs.habits import chunks_of, is_titan, usual_microbatches
 
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
@@ -34,12 +35,6 @@ CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo", "bridge")
 # Since when Megatron-LM sends gradients beneath backward.
 MODERN_SINCE = "2023"
 UNFUSED = "no gradient-accumulation fusion"
-# The fewest chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
-USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
-# Since when torchtitan's pipelines take microbatches of one sample; before, as many as there are stages of devices.
-TITAN, SINGLE_SINCE = ("titan",), "2025-04"
-# Frameworks whose recipes interleave as finely as they can: one layer a chunk (of six published, four have one).
-FINELY = ("nemo",)
 # Frameworks whose gradients of microbatches add up in the parameters' 16 bits unless asked otherwise.
 NARROW_SUMS = ("deepspeed", "nemo")
 # Fine-tuning, and whose is measured on what length of samples, packed to the sequence length: passages and questions
@@ -93,8 +88,6 @@ ON_HOST = ("offload", "infinity", "nvme", "cpu")
 WHOLE = ("full", "block", "uniform", "checkpoint", "layer", "all")
 PARTS = re.compile(r"norm|\bact\b|moe|mlp|mla|proj|loss|budget")
 BEFORE_BFLOAT16 = ("V100", "T4", "P40", "1080")
-# What a run whose microbatch was not published may have used: the fastest of these that fits.
-MICROBATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +289,7 @@ def _recomputation(
 
 def _selected(run: PublishedRun, decoder: Decoder) -> Recomputation:
     """Return what frameworks mean by selective recomputation."""
-    if _names(run, TITAN):
+    if is_titan(run):
         return "selective"
     return "none" if decoder.flash else "attention"
 
@@ -310,7 +303,7 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     counts, batch = _batches(run, data)
     if len(counts) > 1:
         assumed.append("microbatch")
-    chunks = {count: _chunks(run, count, assumed) for count in counts}
+    chunks = {count: chunks_of(run, count, assumed) for count in counts}
     if stages * max(chunks.values()) > run.layers:
         raise Inexpressible(
             "stages beyond layers", f"pp {stages} x vpp {max(chunks.values())}, {run.layers} layers"
@@ -349,40 +342,6 @@ def _degrees(run: PublishedRun) -> tuple[int, int, int, int, int]:
     return data, tensor, stages, context, expert
 
 
-def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
-    """Return the chunks of each stage's devices; Megatron interleaves whole rounds of microbatches,
-    torchtitan two chunks where it is told to."""
-    stages = run.pp or 1
-    if stages == 1 or run.vpp is not None:
-        return (run.vpp or 1) if stages > 1 else 1
-    could = _may_interleave(run, count % stages == 0)
-    chunks = _usual_chunks(run, stages) if could else 1
-    note = f"{chunks} chunks per stage" if chunks > 1 else "no interleaving"
-    if note not in assumed:
-        assumed.append(note)
-    return chunks
-
-
-def _usual_chunks(run: PublishedRun, stages: int) -> int:
-    """Return the fewest chunks of equally many layers, the most where recipes cut finely; 1 for none."""
-    if _names(run, TITAN):
-        return USUAL_CHUNKS
-    each, left = divmod(run.layers, stages)
-    if left:
-        return 1
-    fewest = max(each, 1) if _names(run, FINELY) else USUAL_CHUNKS
-    return next((count for count in range(fewest, each + 1) if each % count == 0), 1)
-
-
-def _may_interleave(run: PublishedRun, is_whole: bool) -> bool:
-    """Whether chunks are usual where microbatches come, or do not, in whole rounds."""
-    if _names(run, TITAN):
-        return "interleaved" in run.notes.lower()
-    is_older = "" < run.software_date < INTERLEAVED_SINCE
-    is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo", "neox"))
-    return is_whole and not (is_older or is_other)
-
-
 def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:
     """Whether activations between the tensor-parallel regions are split too."""
     if run.seq_parallel:
@@ -402,20 +361,11 @@ def _batches(run: PublishedRun, data: int) -> tuple[tuple[int, ...], int]:
         raise Inexpressible("batch does not divide", f"{batch} samples of {run.seq} tokens a step")
     if micro is None and count is not None and batch % (count * data) == 0:
         micro = batch // (count * data)
-    sizes = _usual_microbatches(run, batch // data) if micro is None else (micro,)
+    sizes = usual_microbatches(run, batch // data) if micro is None else (micro,)
     counts = tuple(batch // (size * data) for size in sizes if batch % (size * data) == 0)
     if not counts:
         raise Inexpressible("batch does not divide", f"{batch} by {sizes[0]} x dp {data}")
     return counts, batch
-
-
-def _usual_microbatches(run: PublishedRun, local: int) -> tuple[int, ...]:
-    """Return the sizes of a microbatch that are possible where none was published, of so many samples."""
-    stages = run.pp or 1
-    if stages == 1 or not _names(run, TITAN):
-        return MICROBATCHES
-    is_older = run.software_date < SINGLE_SINCE and local % stages == 0
-    return (local // stages if is_older else 1,)
 
 
 def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def _linear(shape: Decoder, width: int, wide: int) -> nn.Module:
 def _parts(linear: nn.Module, x: Tensor, count: int) -> list[Tensor]:
     """Return the equal parts of a linear's result, to each of which its adapter's is added."""
     if not isinstance(linear, _Adapted):
-        return list(linear(x).chunk(count, -1))
+        return list(linear(x).chunk(count, -1)) if count > 1 else [linear(x)]
     pairs = zip(
         _parts(linear.plain, x, count), _parts(linear.outer, linear.inner(x), count), strict=True
     )
@@ -131,14 +131,13 @@ class _Attention(nn.Module):
         super().__init__()
         self.shape = shape
         wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-        self.is_one = wide == narrow and not shape.apart
-        self.groups = 0 if wide == narrow or shape.apart or shape.adapters else shape.kv_heads
-        many = wide + 2 * narrow if self.is_one or self.groups else wide
-        self.query = _linear(shape, shape.hidden, many)
         if shape.apart:
-            self.key, self.value = (_linear(shape, shape.hidden, narrow) for _ in range(2))
-        elif many == wide:
-            self.key_value = _linear(shape, shape.hidden, 2 * narrow)
+            widths, self.counts = [wide, narrow, narrow], (1, 1, 1)
+        elif shape.adapters and wide != narrow:
+            widths, self.counts = [wide, 2 * narrow], (1, 2)
+        else:
+            widths, self.counts = [wide + 2 * narrow], (3,)
+        self.makers = nn.ModuleList(_linear(shape, shape.hidden, width) for width in widths)
         self.out = nn.Linear(wide, shape.hidden, bias=shape.bias)
         width = shape.head_size
         self.norms = nn.ModuleList(_norm(shape, width) for _ in range(2 * shape.qk_norm))
@@ -159,16 +158,13 @@ class _Attention(nn.Module):
     def _made(self, x: Tensor) -> list[Tensor]:
         """Return queries, keys and values, head by head."""
         shape = self.shape
-        if self.groups:  # each of the queries that share a key, it and its value
-            made = self.query(x).unflatten(-1, (self.groups, -1, shape.head_size))
-            parts = made.split((shape.heads // self.groups, 1, 1), -2)
+        if len(self.makers) == 1 and shape.heads != shape.kv_heads:
+            # Of each key the queries that share it, itself and its value.
+            made = self.makers[0](x).unflatten(-1, (shape.kv_heads, -1, shape.head_size))
+            parts = made.split((shape.heads // shape.kv_heads, 1, 1), -2)
             return [part.flatten(2, 3) for part in parts]
-        if self.is_one:
-            parts = _parts(self.query, x, 3)
-        elif shape.apart:
-            parts = [self.query(x), self.key(x), self.value(x)]
-        else:
-            parts = [self.query(x), *_parts(self.key_value, x, 2)]
+        pairs = zip(self.makers, self.counts, strict=True)
+        parts = [part for maker, count in pairs for part in _parts(maker, x, count)]
         return [part.unflatten(-1, (-1, shape.head_size)) for part in parts]
 
     def _turn(self, x: Tensor) -> Tensor:
