@@ -141,7 +141,8 @@ def _count(
     executor._training = replace(compiled, actions=actions)
     with alive:
         executor.step(batch)
-    assert alive.bytes < TENSOR / 100  # the loss, of all that was counted
+    # Of all that was counted the loss, and what another rank has yet to receive: a step ends on each by itself.
+    assert alive.bytes < TENSOR / WIDTH + TENSOR / 100
     return alive.kept, alive.most
 
 
