@@ -73,7 +73,8 @@ def reading_of(run: PublishedRun, loss: str) -> Reading:
 
 
 def _copies_scores(framework: str, loss: str) -> bool:
-    """Whether it is torchtitan's eager loss: not explained, but so in all 18 runs of one report."""
+    """Whether it is torchtitan's eager loss: not explained, but so in the 12 runs of one report whose fullest device
+    has the loss."""
     return "titan" in framework and loss == "log_softmax"
 
 
