@@ -78,6 +78,16 @@ def mentions(text: str, words: Iterable[str]) -> bool:
     return any(word in text for word in words)
 
 
+def names(run: PublishedRun, words: Iterable[str]) -> bool:
+    """Whether a run's framework is one of some."""
+    return mentions(run.framework.lower(), words)
+
+
+def is_titan(run: PublishedRun) -> bool:
+    """Whether a run is of torchtitan."""
+    return names(run, ("titan",))
+
+
 def is_no(text: str) -> bool:
     """Whether a cell says no; a blank one does."""
     return text.strip().lower() in ("", "no", "none", "false", "off", "0", "disabled", "n")
@@ -109,7 +119,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     experts, topk = _experts(run)
     activation = _activation(run, gated)
     rotary, learned = _positions(arch, gated or activation == "relu2")
-    is_eager = made == "eager" and not mentions(run.framework.lower(), HANDMADE)
+    is_eager = made == "eager" and not names(run, HANDMADE)
     shape = Decoder(
         layers=run.layers,
         hidden=run.hidden,
@@ -134,7 +144,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         stepwise=gated and is_eager and run.software_date < NORMS_SINCE,
         grouped=_grouped(run, made),
         sorts=is_eager,
-        apart=mentions(run.framework.lower(), APART),
+        apart=names(run, APART),
         dropout=_dropout(run, gated, assumed),
         loss=_loss(run),
     )
@@ -309,6 +319,6 @@ def _loss(run: PublishedRun) -> str:
         return "copied" if is_older else "in place"
     if "nanotron" in name:
         return "copied"
-    if "titan" in name and made == "compiled" and run.software_date >= LOSS_COMPILED_SINCE:
+    if is_titan(run) and made == "compiled" and run.software_date >= LOSS_COMPILED_SINCE:
         return "compiled"
     return "in place" if mentions(name, FUSED_LOSSES) else "log_softmax"

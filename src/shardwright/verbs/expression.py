@@ -22,11 +22,13 @@ from shardwright.verbs.dimensions import (
     Inexpressible,
     decoder_of,
     is_no,
+    is_titan,
     is_yes,
     mentions,
+    names,
     software_of,
 )
-from shardwright.verbs.habits import chunks_of, is_titan, usual_microbatches
+from shardwright.verbs.habits import chunks_of, usual_microbatches
 
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
@@ -141,7 +143,7 @@ def express(run: PublishedRun) -> Expression:
             precision=precision,  # type: ignore[arg-type]  # names of Training's
             clips=True,
             recompute=recompute,
-            accumulation="own" if _names(run, NARROW_SUMS) else "float32",
+            accumulation="own" if names(run, NARROW_SUMS) else "float32",
         ),
         global_batch=batch,
         precision=precision,
@@ -150,24 +152,19 @@ def express(run: PublishedRun) -> Expression:
         runs_ahead=runs_ahead,
         overlaps_gradients=not _is_early_megatron(run),
         recomputed_share=share,
-        is_even=not _names(run, ("deepspeed",)),
+        is_even=not names(run, ("deepspeed",)),
         gathers_again=seeds[0].sequence and _gathers_again(run),
     )
 
 
 def _gathers_again(run: PublishedRun) -> bool:
-    return software_of(run) == "megatron" or _names(run, ("nanotron",))
-
-
-def _names(run: PublishedRun, words: tuple[str, ...]) -> bool:
-    """Whether a run's framework is one of some."""
-    return mentions(run.framework.lower(), words)
+    return software_of(run) == "megatron" or names(run, ("nanotron",))
 
 
 def _unpacked(run: PublishedRun, assumed: list[str]) -> PublishedRun:
     """Return a run on packed samples as one on these samples: attention looks no further."""
     count, left = divmod(run.seq, PACKED_TOKENS)
-    packs = mentions(run.task.lower(), FINE_TUNING) and _names(run, PACKING)
+    packs = mentions(run.task.lower(), FINE_TUNING) and names(run, PACKING)
     if (
         not packs
         or left
@@ -221,8 +218,8 @@ def profile_of(run: PublishedRun) -> str:
 
 def _is_core(run: PublishedRun) -> bool:
     """Whether a run is of Megatron-Core with its kernels, or of what is built on it."""
-    is_later = _names(run, ("megatron-lm",)) and run.software_date >= CORE_SINCE
-    return (is_later or _names(run, CORE)) and not _names(run, (UNFUSED,))
+    is_later = names(run, ("megatron-lm",)) and run.software_date >= CORE_SINCE
+    return (is_later or names(run, CORE)) and not names(run, (UNFUSED,))
 
 
 def _precision(run: PublishedRun, assumed: list[str]) -> str:
@@ -346,8 +343,7 @@ def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:
     """Whether activations between the tensor-parallel regions are split too."""
     if run.seq_parallel:
         return is_yes(run.seq_parallel)
-    name = run.framework.lower()
-    usual = "titan" in name or (software_of(run) == "megatron" and run.software_date >= "2023")
+    usual = is_titan(run) or (software_of(run) == "megatron" and run.software_date >= "2023")
     assumed.append("sequence parallel" if usual else "no sequence parallel")
     return usual
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.files.runs import PublishedRun
-from shardwright.verbs.dimensions import mentions, software_of
+from shardwright.verbs.dimensions import is_titan, names, software_of
 
 # The fewest chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
 USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
@@ -38,7 +38,7 @@ def _usual_chunks(run: PublishedRun, stages: int) -> int:
     each, left = divmod(run.layers, stages)
     if left:
         return 1
-    fewest = max(each, 1) if mentions(run.framework.lower(), FINELY) else USUAL_CHUNKS
+    fewest = max(each, 1) if names(run, FINELY) else USUAL_CHUNKS
     return next((count for count in range(fewest, each + 1) if each % count == 0), 1)
 
 
@@ -47,7 +47,7 @@ def _may_interleave(run: PublishedRun, is_whole: bool) -> bool:
     if is_titan(run):
         return "interleaved" in run.notes.lower()
     is_older = "" < run.software_date < INTERLEAVED_SINCE
-    is_other = software_of(run) != "megatron" or mentions(run.framework.lower(), NEVER)
+    is_other = software_of(run) != "megatron" or names(run, NEVER)
     return is_whole and not (is_older or is_other)
 
 
@@ -58,8 +58,3 @@ def usual_microbatches(run: PublishedRun, local: int) -> tuple[int, ...]:
         return MICROBATCHES
     is_older = run.software_date < SINGLE_SINCE and local % stages == 0
     return (local // stages if is_older else 1,)
-
-
-def is_titan(run: PublishedRun) -> bool:
-    """Whether a run is of torchtitan."""
-    return "titan" in run.framework.lower()

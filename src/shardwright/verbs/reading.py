@@ -16,7 +16,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.lower import lower
 from shardwright.planner.search import Context, Surroundings, surroundings
-from shardwright.verbs.dimensions import mentions
+from shardwright.verbs.dimensions import is_titan, mentions
 
 Kind = Literal["allocated", "reserved", "device"]
 
@@ -67,15 +67,15 @@ def reading_of(run: PublishedRun, loss: str) -> Reading:
         streams="fsdp" in sharding,
         # Its PipelineEngine has two buffers of outputs on the last stage, each kept until its next use.
         keeps_scores="deepspeed" in framework and "megatron" in framework,
-        copies_scores=_copies_scores(framework, loss),
+        copies_scores=_copies_scores(run, loss),
         software_date=run.software_date,
     )
 
 
-def _copies_scores(framework: str, loss: str) -> bool:
+def _copies_scores(run: PublishedRun, loss: str) -> bool:
     """Whether it is torchtitan's eager loss: not explained, but so in the 12 runs of one report whose fullest device
     has the loss."""
-    return "titan" in framework and loss == "log_softmax"
+    return is_titan(run) and loss == "log_softmax"
 
 
 def read(

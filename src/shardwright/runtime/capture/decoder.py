@@ -236,21 +236,18 @@ class _FeedForward(nn.Module):
     def __init__(self, shape: Decoder) -> None:
         super().__init__()
         self.shape = shape
-        is_pair = shape.gated and not shape.apart
-        self.gate = (
-            nn.Linear(shape.hidden, shape.ffn, bias=shape.bias)
-            if shape.gated and shape.apart
-            else None
+        pieces = 1 + shape.gated
+        count = pieces if shape.apart else 1
+        self.each = pieces // count
+        self.makers = nn.ModuleList(
+            nn.Linear(shape.hidden, self.each * shape.ffn, bias=shape.bias) for _ in range(count)
         )
-        self.up = nn.Linear(shape.hidden, (1 + is_pair) * shape.ffn, bias=shape.bias)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         name = self.shape.activation
-        if not self.shape.gated:
-            return self.down(_activated(self.up(x), name))
-        gate, up = self.up(x).chunk(2, -1) if self.gate is None else (self.gate(x), self.up(x))
-        return self.down(_activated(gate, name) * up)
+        *gates, up = [part for maker in self.makers for part in _parts(maker, x, self.each)]
+        return self.down(_activated(gates[0], name) * up if gates else _activated(up, name))
 
 
 def _activated(x: Tensor, name: str) -> Tensor:
