@@ -28,13 +28,15 @@ class LossSum:
     """Sums the loss over microbatches and ranks, once a step; tells all whether one was interrupted.
 
     Where it can, it rides with the last message of gradients instead of sending its own (see
-    ``told_early``). ``is_early``: summing starts before the update, at which ranks need not meet.
+    ``told_early``). ``is_late``: before the update the loss can only be known by waiting for all that
+    the device was told to do; where it is summed early, and on the CPU, it is there by then.
+    ``is_early``: summing starts before the update, at which ranks need not meet.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         device = next(iter(machine.sites.values())).device
-        self.is_early = False
+        self.is_late, self.is_early = device.type == "cuda", False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._sum: HostCopy | _Carried | None = None
         self._last: HostCopy | _Carried | None = None
@@ -44,11 +46,6 @@ class LossSum:
         self._seed: tuple[float, Tensor] | None = None  # the scale, and the gradient that is it
         self._is_finished = False
         self._unchecked: int | None = None  # the step whose loss nobody has looked at yet
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the loss can only be known before the update by waiting for all that the device was told to do."""
-        return self._stream is not None and not self.is_early
 
     @property
     def slots(self) -> list[int]:
@@ -212,7 +209,7 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
         return compiled
     if place < 0:
         return compiled
-    total.is_early = True
+    total.is_late, total.is_early = False, True
     carrier = _carrier(compiled, compiler, place) if is_alike else None
     if carrier is not None:
         carrier.rider = total
