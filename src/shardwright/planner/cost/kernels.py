@@ -138,7 +138,9 @@ class Kernels:
         if grid is None or row is None or abs(bandwidth / LINKS[self.name] - 1) > 0.1:
             return None
         left, share, _ = self.messages.place(num_bytes)
-        value = float(grid[row, left] * (1 - share) + grid[row, left + 1] * share)
+        # In the tables' single precision what lies between two equal points can be less than both.
+        low, high = float(grid[row, left]), float(grid[row, left + 1])
+        value = min(low + (high - low) * share, high)
         beyond = max(math.log2(max(num_bytes, 1.0)) - self.messages.logs[-1], 0.0)
         return 2.0 ** (value + beyond)
 
