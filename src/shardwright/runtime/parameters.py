@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -369,19 +370,22 @@ class Parameters:
             storage.resize_(needed)
         return raw
 
-    def as_it_was(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return a function that reads a value and copies it where it lies in memory that a step writes: of a
-        parameter that is trained, as ``detach`` shows it, or of a buffer."""
+    @cached_property
+    def _changing(self) -> frozenset[int]:
+        """The storages that a step writes: of parameters that are trained, as ``detach`` shows them, and of buffers."""
         tensors, values = self.captured.graph.tensors, self.program.values
-        written = {
+        return frozenset(
             raw.untyped_storage()._cdata
             for root, raw in self.raw.items()
             if root in self.buffers or tensors[values[root].tensor].needs_gradient
-        }
+        )
+
+    def as_it_was(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return a function that reads a value and copies it where it lies in memory that a step writes."""
 
         def copied() -> Tensor:
             tensor = read()
-            return tensor.clone() if tensor.untyped_storage()._cdata in written else tensor
+            return tensor.clone() if tensor.untyped_storage()._cdata in self._changing else tensor
 
         return copied
 
