@@ -64,7 +64,7 @@ from shardwright.runtime.profile.collectives import (
 )
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.race import Rules, race
-from shardwright.runtime.waking import wait_when_woken
+from shardwright.runtime.cores import wait_when_woken
 from tests.hosts import hosts, why_not
 
 BEHIND = 0.03

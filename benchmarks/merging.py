@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright import ddp
 from shardwright.ddp.buckets import default_buckets
 from shardwright.planner.schedule import finish_time
-from shardwright.runtime.waking import wait_when_woken
+from shardwright.runtime.cores import wait_when_woken
 from tests.hosts import hosts, why_not
 
 NOTHING = "nothing sent"

@@ -6,12 +6,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from shardwright.runtime.allocator import keep_freed_memory
-from shardwright.runtime.waking import wait_when_woken
+from shardwright.runtime.cores import settle
 
 
 def prepare_process(group: ProcessGroup | None) -> None:
     """Where a group talks by gloo alone, let threads wait where they are woken (decision 0083), and keep the memory
     that a step frees for the next one (0029)."""
     if dist.get_backend(group) == "gloo":
-        wait_when_woken()
+        settle()
         keep_freed_memory()

@@ -39,13 +39,13 @@ import torch.distributed.nn
 
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.allocator import keep_freed_memory
+from shardwright.runtime.cores import settle
 from shardwright.runtime.endings import cause, prepare_ending
 from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
-from shardwright.runtime.scratch import claim_multiprocessing, scratch
-from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
+from shardwright.runtime.scratch import SHARED_MEMORY, claim_multiprocessing, scratch
+from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, STATUS_FOLDER, read_status
 from shardwright.runtime.stopped import Patience, Stops, children, end
-from shardwright.runtime.waking import wait_when_woken
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 STOP_FILE = "stop"  # in the launcher's folder, once it was interrupted
@@ -111,7 +111,7 @@ def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int
         if place.startswith("cuda"):
             torch.cuda.set_device(place)
         else:
-            wait_when_woken()
+            settle()
         try:
             dist.init_process_group(
                 "nccl" if place.startswith("cuda") else "gloo",
@@ -197,8 +197,10 @@ def _launch(
     seconds = MARGIN * setting.collective_timeout
     with (
         scratch() as directory,
+        scratch(SHARED_MEMORY) as memory,
         Patience(seconds, partial(stops.ask, directory, nprocs)) as patience,
     ):
+        (directory / STATUS_FOLDER).symlink_to(memory)
         try:
             for rank in range(nprocs):
                 process = context.Process(

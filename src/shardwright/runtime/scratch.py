@@ -31,13 +31,15 @@ _CLAIMING_SECONDS = 10.0
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """Give a private folder that is removed afterwards, and remove what killed processes left."""
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """Give a private folder that is removed afterwards, in ``parent`` where that can be written, else among temporary
+    files; and remove what killed processes left."""
     sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
     sweep(_home_of_sockets(), _SOCKETS)
     sweep(SHARED_MEMORY, f"{PREFIX}*")
     drop_compiler_folder()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    usable = parent is not None and os.access(parent, os.W_OK)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent if usable else None))
     lock = claim(folder)
     try:
         yield folder

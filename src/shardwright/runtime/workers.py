@@ -20,6 +20,7 @@ from typing import Any
 
 from shardwright.errors import RunError
 from shardwright.runtime.allocator import keep_freed_memory
+from shardwright.runtime.cores import RANK, RANKS
 from shardwright.runtime.scratch import scratch
 from shardwright.runtime.stopped import is_stopped
 
@@ -71,7 +72,7 @@ def run_workers(
         try:
             for rank, job in enumerate(jobs):
                 (directory / f"job-{rank}").write_bytes(pickle.dumps((function, job)))
-                processes.append(_start(directory, rank))
+                processes.append(_start(directory, rank, len(jobs)))
             if not _wait(processes, directory, timeout_seconds, progress, stop):
                 return []
             return [_result(directory, rank) for rank in range(len(jobs))]
@@ -89,11 +90,13 @@ def patience(budget_seconds: float) -> float:
     return _START_SECONDS + _SLOWER * budget_seconds
 
 
-def _start(directory: Path, rank: int) -> subprocess.Popen[bytes]:
+def _start(directory: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        RANK: str(rank),
+        RANKS: str(ranks),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     errors = (directory / f"errors-{rank}").open("wb")

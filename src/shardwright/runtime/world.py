@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from shardwright.runtime import collectives
 from shardwright.runtime.collectives import Pending
-from shardwright.runtime.waking import wait_when_woken
+from shardwright.runtime.cores import settle
 
 
 class Group(Protocol):
@@ -120,7 +120,7 @@ class TorchWorld:
     def __init__(self, timeout: float = 60.0) -> None:
         joined = dist.is_initialized()
         if joined and dist.get_backend() == "gloo":
-            wait_when_woken()
+            settle()
         self.rank: int = dist.get_rank() if joined else 0
         self.size: int = dist.get_world_size() if joined else 1
         self._timeout = timedelta(seconds=timeout)

@@ -119,8 +119,8 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     ``messages`` has the columns of ``Burden.row``, one entry per message. A message under way
     while its rank computes for ``hiding`` seconds steals all it can and is not waited for; one that
     is waited for at once steals nothing. In between both go in proportion. Ranks that have met just
-    before stand ready for each other: the cost of meeting, too, grows with computation up to
-    ``hiding``. A slow rank stays slow for longer than a step, so that what it comes later by is waited
+    before stand ready for each other, and what serves them is still in their caches: the cost of meeting, too, grows
+    up to ``hiding``, with the root of what was computed since (of .25, 1 and 4 ms: .25, .54 and 1 of it). A slow rank stays slow for longer than a step, so that what it comes later by is waited
     for sooner or later, however well messages are hidden.
     """
     ends = (program.kind == Kind.SEND) | (program.kind == Kind.RECEIVE)
@@ -149,7 +149,7 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     last[by_mesh[1:]] = np.maximum(last[by_mesh[1:]], met[:-1])
     beneath, since = clock[needed] - clock[after], clock[after] - clock[last]
     scale = np.where(hiding > 0, hiding, np.inf)
-    hidden, apart = np.minimum(beneath / scale, 1.0), np.minimum(since / scale, 1.0)
+    hidden, apart = np.minimum(beneath / scale, 1.0), np.sqrt(np.minimum(since / scale, 1.0))
     load = half * (held + stolen * hidden)
     wait = np.where(sends, 0.0, meeting * apart * (1.0 - hidden) + skew * since)
     for place, extra in ((after, load), (needed, wait)):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,7 +99,7 @@ def time_beneath(
         if primitive == "transfer":
             waited = summarise(_one_way(turns[size], chunk, (times, rounds), group))
         else:
-            waited = summarise(_waited(start, chunk, (times, rounds), group))
+            waited = _usual(_waited(start, chunk, (times, rounds), group))
         least = max(waited.seconds - hidden[0].seconds, seconds)
         found[f"waited|{name}"] = Timing(seconds=least, spread=waited.spread, count=rounds)
         if latency and (size <= SIZES[1] or not hiding):
@@ -173,22 +174,18 @@ def _finish(pending: list[Pending]) -> None:
 
 
 def _waited(start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGroup) -> list[float]:
-    """Return by how much rounds of computing and waiting exceed computing alone, in turns."""
+    """Return by how much rounds of computing and waiting exceed what the slowest rank computed in them."""
     times, rounds = often
-    found: list[float] = []
-    for _ in range(TURNS):
-        dist.barrier(group)
+    mine: list[tuple[float, float]] = []
+    dist.barrier(group)
+    for _ in range(rounds):
         begin = time.perf_counter()
-        for _ in range(rounds // TURNS):
-            chunk.run(times)
-        alone = time.perf_counter() - begin
-        dist.barrier(group)
-        begin = time.perf_counter()
-        for _ in range(rounds // TURNS):
-            chunk.run(times)
-            run_through(start)
-        found.append((time.perf_counter() - begin - alone) / (rounds // TURNS))
-    return found
+        chunk.run(times)
+        computed = time.perf_counter()
+        run_through(start)
+        mine.append((time.perf_counter() - begin, computed - begin))
+    took, own = _of_all(mine, group).unbind(-1)
+    return (took.mean(dim=0) - own.max(dim=0).values).tolist()
 
 
 def _one_way(
@@ -225,9 +222,20 @@ def _skew(chunk: Chunk, group: ProcessGroup) -> Timing:
         begin = time.perf_counter()
         chunk.run(times)
         mine.append(time.perf_counter() - begin)
-    lengths = torch.tensor(mine, dtype=torch.float64)
-    rows = [torch.empty_like(lengths) for _ in range(group.size())]
-    dist.all_gather(rows, lengths, group=group)
-    ranks = torch.stack(rows)
+    ranks = _of_all(mine, group)
     late = (ranks.max(dim=0).values - ranks.mean(dim=0)) / ranks.mean(dim=0)
-    return summarise(late.tolist())
+    return _usual(late.tolist())
+
+
+def _of_all(mine: Sequence[object], group: ProcessGroup) -> torch.Tensor:
+    """Return what every rank has seen, ranks first."""
+    seen = torch.tensor(mine, dtype=torch.float64)
+    rows = [torch.empty_like(seen) for _ in range(group.size())]
+    dist.all_gather(rows, seen, group=group)
+    return torch.stack(rows)
+
+
+def _usual(rounds: Sequence[float]) -> Timing:
+    """Return the mean of all rounds but the longest eighth: what is rare is in few steps, what is not adds up in each."""
+    kept = sorted(rounds)[: max(1, len(rounds) * 7 // 8)]
+    return replace(summarise(rounds), seconds=max(statistics.mean(kept), 0.0))

@@ -34,6 +34,7 @@ from shardwright.core.costs import (
 from shardwright.errors import InputError
 from shardwright.runtime import collectives as verbs
 from shardwright.runtime.clocks import Ticks, ticks_of
+from shardwright.runtime.cores import settle
 from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
 from shardwright.runtime.profile.beneath import (
     Chunk,
@@ -45,7 +46,6 @@ from shardwright.runtime.profile.beneath import (
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_gpu, time_overheads
-from shardwright.runtime.waking import wait_when_woken
 from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
@@ -188,7 +188,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
         report(1, 1)
         return time_overheads(OVERHEAD_SHARE * job.budget_seconds) if measures_host else found
     if place.type == "cpu":
-        wait_when_woken()
+        settle()
     dist.init_process_group(
         "nccl" if place.type == "cuda" else "gloo",
         init_method=f"file://{directory / 'rendezvous'}",
@@ -201,7 +201,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
         if measures_host:
             found["overhead|process_bytes"] = scalar(float(resident_bytes()))
             dist.barrier()  # all cores are busy while any of them is measured
-            found |= time_overheads(OVERHEAD_SHARE * job.budget_seconds)
+            found |= time_overheads(OVERHEAD_SHARE * job.budget_seconds, dist.barrier)
         found |= time_collectives(group, probe, job.budget_seconds, report, place)
         if measures_host:
             # What computation loses to messages is priced message by message.

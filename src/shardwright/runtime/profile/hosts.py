@@ -107,7 +107,7 @@ def _overheads() -> dict[str, Timing]:
     """Measure what running a rank costs, all ranks busy at the same time."""
     occupied = scalar(float(resident_bytes()))
     dist.barrier()
-    return {"overhead|process_bytes": occupied, **time_overheads()}
+    return {"overhead|process_bytes": occupied, **time_overheads(meet=dist.barrier)}
 
 
 def _time_shape(

@@ -20,6 +20,7 @@ import torch
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.costs import Record
 from shardwright.files.presets import device_kind, find_kind
+from shardwright.runtime.cores import settle
 from shardwright.runtime.profile.clock import measure
 from shardwright.runtime.workers import Progress, run_workers
 
@@ -28,7 +29,7 @@ CPU_LAUNCH_SECONDS = 4e-6
 _MATRIX, _GPU_MATRIX = 512, 4096
 _COPIED_BYTES = 64 * 2**20
 # Named anew whenever measurements mean something else, so that old ones are not mixed with new.
-METHOD = "in turns, from memory, sums in rings, pieces exchanged, transfers one way, fused updates, woken threads wait, sums from zeros"
+METHOD = "in turns, from memory, sums in rings, pieces exchanged, transfers one way, fused updates at one time, cores of their own, sums from zeros, meetings by rounds"
 METHOD_OF_GPUS = "each on its own GPU, kernels queued, fused updates, transfers one way"
 RATES = ("peak_flops", "memory_bandwidth")
 
@@ -194,6 +195,8 @@ def measure_machine(concurrency: int, *, progress: Progress | None = None) -> li
 def work(rank: int, job: str, _directory: Path, report: Progress) -> tuple[float, float]:
     """Measure the rates of one device, of the type that is the job: the body of one process."""
     torch.set_num_threads(1)
+    if job == "cpu":
+        settle()
     device, size = own_device(job, rank), _MATRIX if job == "cpu" else _GPU_MATRIX
     rates = _matmul_flops(device, torch.float32, size), _copy_bandwidth(device)
     report(1, 1)

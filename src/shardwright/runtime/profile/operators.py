@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright.core.costs import Record
+from shardwright.runtime.cores import settle
 from shardwright.runtime.profile.clock import Timing, sampled
 from shardwright.runtime.profile.machine import own_device
 from shardwright.runtime.profile.passes import (
@@ -147,6 +148,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings
     """Measure a job's shards: the body of one process."""
     torch.set_num_threads(1)
     if not job.device.startswith("cuda"):
+        settle()
         return time_in_passes(job.shards, job.budget_seconds, report, from_memory=job.from_memory)
     device = own_device(job.device, rank)
     torch.cuda.set_device(device)

@@ -33,6 +33,7 @@ _UPDATED_BYTES, _MANY = 16 * 2**20, 32
 _GPU_SIZES, _GPU_UPDATED_BYTES = (1024, 2**20, 16 * 2**20, 128 * 2**20), 256 * 2**20
 # As many samples as the seconds allow, between these numbers.
 _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
+_UPDATES = 24  # of one size: all ranks must make the same number
 # Elements of a gradient that is compressed, the density of selections that are merged, and the seconds for one.
 _ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.03
 _COLUMNS = (1, 4)  # of factors
@@ -43,12 +44,17 @@ _CHAIN = 16  # times four operators
 _IN_A_STEP = 2.6
 
 Action = Callable[[], list[Tensor]]
+Meet = Callable[[], object]
 
 
-def time_overheads(seconds: float = _SECONDS) -> dict[str, Timing]:
+def time_overheads(seconds: float = _SECONDS, meet: Meet = lambda: None) -> dict[str, Timing]:
     """Return the fixed seconds of segments, messages and the optimizer, what it takes for one tensor, by
-    bytes, and what compressing takes, by elements; each is sampled for so many ``seconds`` at most."""
-    others = Others(seconds)
+    bytes, and what compressing takes, by elements; each is sampled for so many ``seconds`` at most.
+
+    ``meet``: where all ranks of a machine wait for each other, as they do for gradients; then they update at the
+    same time, and share its memory.
+    """
+    others = Others(seconds, meet)
     return {
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
@@ -68,10 +74,10 @@ def time_gpu(device: torch.device) -> dict[str, Timing]:
 
 class Others:
     """What else runs in a step: a dozen operators on some megabytes. ``seconds``: for how long at most
-    something is sampled after them."""
+    something is sampled after them; ``meet``: see ``time_overheads``."""
 
-    def __init__(self, seconds: float = _SECONDS) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float = _SECONDS, meet: Meet = lambda: None) -> None:
+        self.seconds, self.meet = seconds, meet
         self.x = torch.rand(128, 256)
         self.weight = torch.rand(256, 256)
         self.gain = torch.rand(256, requires_grad=True)
@@ -200,7 +206,15 @@ def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
     optimizer = torch.optim.AdamW(
         _with_gradients(count, num_bytes, torch.device("cpu")), fused=True
     )
-    return _after(others, optimizer.step)
+    optimizer.step()
+    samples: list[float] = []
+    for _ in range(_UPDATES):
+        others()
+        others.meet()
+        begin = time.thread_time()
+        optimizer.step()
+        samples.append(time.thread_time() - begin)
+    return summarise(samples)
 
 
 def _fused_seconds(count: int, num_bytes: int, device: torch.device) -> Timing:

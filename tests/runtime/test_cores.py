@@ -1,4 +1,4 @@
-"""Threads of ranks on CPUs interrupt no other where they are woken."""
+"""Threads of ranks on CPUs interrupt no other where they are woken, and keep to cores of their own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from shardwright import ddp
+from shardwright.runtime.cores import share
 from shardwright.runtime.launch import launch
 from shardwright.runtime.world import TorchWorld
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy
 
 FOUND = """
 import os, threading
-from shardwright.runtime.waking import wait_when_woken
+from shardwright.runtime.cores import wait_when_woken
 
 {before}
 waiting = threading.Event()
@@ -85,3 +88,54 @@ def test_a_policy_that_the_user_has_set_stays():
 )
 def test_all_threads_of_a_rank_wait_those_of_gloo_too(body):
     assert launch(body, 2, timeout=60) == [{os.SCHED_BATCH}] * 2
+
+
+def cores() -> set[int]:
+    """Return the cores that this process's threads may run on: all the same."""
+    dist.all_reduce(torch.ones(1))
+    found = {frozenset(os.sched_getaffinity(int(one))) for one in os.listdir("/proc/self/task")}
+    assert len(found) == 1, found
+    return set(*found)
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2 or len(os.sched_getaffinity(0)) != os.cpu_count(),
+    reason="needs two cores, and all of the machine's",
+)
+def test_ranks_share_out_the_cores_that_nobody_has_chosen():
+    first, second = launch(cores, 2, timeout=60)
+    assert not first & second
+    assert first | second == os.sched_getaffinity(0)
+
+
+KEPT = """
+import os
+from shardwright.runtime.cores import keep_to_share
+
+os.sched_setaffinity(0, {chosen})
+print(keep_to_share({rank}, {ranks}), sorted(os.sched_getaffinity(0)) == sorted({chosen}))
+"""
+
+
+def kept(chosen: set[int], rank: int, ranks: int) -> list[str]:
+    """Return what a process says that it did which may use some cores, and whether it still may."""
+    command = [sys.executable, "-c", KEPT.format(chosen=chosen, rank=rank, ranks=ranks)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return ran.stdout.split()
+
+
+def test_cores_that_somebody_has_chosen_stay_and_more_ranks_than_cores_share_all():
+    every = os.sched_getaffinity(0)
+    assert kept(every, 0, len(every) + 1) == ["False", "True"]
+    assert kept(every, 0, 1) == ["False", "True"]
+    if len(every) > 1:
+        assert kept({min(every)}, 1, 2) == ["False", "True"]
+
+
+@given(cores=st.sets(st.integers(0, 500), min_size=1, max_size=200), ranks=st.integers(1, 64))
+def test_every_core_is_in_one_share_and_shares_differ_by_one_core(cores: set[int], ranks: int):
+    shares = [share(cores, rank, ranks) for rank in range(ranks)]
+    assert sorted(core for one in shares for core in one) == sorted(cores)
+    sizes = {len(one) for one in shares}
+    assert max(sizes) - min(sizes) <= 1

@@ -1,0 +1,85 @@
+"""Where threads of ranks on CPUs run, and whom they interrupt.
+
+Each rank of a host keeps to cores of its own: what moves from core to core leaves its caches behind, and
+a message of one rank waits while the other computes on the core that its thread was woken on (decision 0084).
+
+Gloo's event loop asks for a connection that another thread holds again and again (pytorch/gloo, issue
+246). Where cores are shared, the loop that a message wakes often interrupts just the thread that holds
+it, and asks until the scheduler's next tick: 4 ms, for some 20 us of work (decision 0083).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+RANK, RANKS = "LOCAL_RANK", "LOCAL_WORLD_SIZE"  # as torchrun names them
+_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+
+
+def settle(environment: Mapping[str, str] = os.environ) -> None:
+    """Let all threads of this rank, and those that they begin, wait where they are woken, on cores of its own."""
+    wait_when_woken()
+    with suppress(ValueError):  # whoever started the rank did not say which of how many it is
+        keep_to_share(int(environment.get(RANK, "")), int(environment.get(RANKS, "")))
+
+
+def wait_when_woken() -> bool:
+    """Let the threads of this process, and those that they begin, interrupt none where they are woken: Linux's batch
+    policy. Return whether that was done.
+
+    What is woken takes an idle core, or waits for one until the next tick. Nothing is changed where the user has
+    chosen a policy.
+    """
+    if not hasattr(os, "SCHED_BATCH"):
+        return False
+    with suppress(OSError):  # where a container forbids it, or has no /proc
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            for thread in _threads():
+                with suppress(OSError):  # one that has ended
+                    os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+            return os.sched_getscheduler(0) == os.SCHED_BATCH
+    return False
+
+
+def keep_to_share(rank: int, ranks: int) -> bool:
+    """Keep this process to its share of the host's logical cores, whole cores first; return whether that was done.
+
+    Nothing is changed where ranks outnumber cores, or where somebody has chosen some cores already.
+    """
+    if not hasattr(os, "sched_setaffinity") or not 0 <= rank < ranks or ranks == 1:
+        return False
+    with suppress(OSError):
+        allowed = os.sched_getaffinity(0)
+        if ranks <= len(allowed) == os.cpu_count():
+            mine = share(allowed, rank, ranks)
+            for thread in _threads():
+                with suppress(OSError):
+                    os.sched_setaffinity(thread, mine)
+            return True
+    return False
+
+
+def share(cores: Iterable[int], rank: int, ranks: int) -> set[int]:
+    """Return a rank's part of logical cores: neighbours, so that those of one core or socket stay together."""
+    ordered = sorted(cores, key=lambda core: (_place(core), core))
+    count = len(ordered)
+    return set(ordered[rank * count // ranks : (rank + 1) * count // ranks])
+
+
+def _place(core: int) -> tuple[int, int]:
+    """Return the socket of a logical core, and its core there."""
+    try:
+        socket, inside = (
+            int(Path(_TOPOLOGY.format(core, name)).read_text())
+            for name in ("physical_package_id", "core_id")
+        )
+    except (OSError, ValueError):
+        return 0, core
+    return socket, inside
+
+
+def _threads() -> list[int]:
+    return [int(one) for one in os.listdir("/proc/self/task")]
