@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
+from shardwright.runtime.scratch import SHARED_MEMORY
+from shardwright.runtime.status import STATUS_DIRECTORY, STATUS_FOLDER, StatusFile
 from tests import zoo
 from tests.runtime.equivalence import captured_of
 from tests.runtime.strategies import strategy_of
@@ -68,6 +71,19 @@ def test_a_ranks_own_processes_start_as_the_launchers_do() -> None:
 @pytest.mark.ranks
 def test_results_come_back_in_rank_order() -> None:
     assert launch(add_ranks, 2, timeout=60) == [1.0, 1.0]
+
+
+def folder_of_status() -> Path:
+    StatusFile(dist.get_rank())
+    return Path(os.environ[STATUS_DIRECTORY], STATUS_FOLDER).resolve(strict=True)
+
+
+@pytest.mark.skipif(not os.access(SHARED_MEMORY, os.W_OK), reason="needs shared memory")
+def test_the_status_that_every_instruction_writes_lies_in_memory_and_goes_with_the_ranks() -> None:
+    first, second = launch(folder_of_status, 2)
+    assert first == second
+    assert first.parent == SHARED_MEMORY
+    assert not first.exists()
 
 
 def imported_by_capturing() -> int:

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardwright.runtime.cores import give_way
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
@@ -101,6 +103,19 @@ def alone_after_waiting() -> Generator[None]:
         Pending.returns_lent = False
 
 
+def _started(
+    works: Sequence[Work],
+    result: Tensor,
+    group: ProcessGroup,
+    finish: Callable[[], None] | None = None,
+    lent: Sequence[Tensor] = (),
+) -> Pending:
+    """Return works that have something to send as under way, once gloo's threads have had the core to begin it."""
+    if is_gloo(group):
+        give_way()
+    return Pending(works, result, finish, lent)
+
+
 def is_gloo(group: ProcessGroup) -> bool:
     """Whether the group's tensors on the host travel by gloo."""
     known = _BY_GLOO.get(group)
@@ -118,7 +133,7 @@ def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
     options.asyncOp = True
     work = group.allreduce([_real(lent)], options)
     finish = None if wire is None else lambda: _store(buffer, widened)
-    return Pending((work,), buffer, finish, (lent,))
+    return _started((work,), buffer, group, finish, (lent,))
 
 
 def _exchanged(
@@ -165,7 +180,7 @@ def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:
     own = lent.view(ranks, -1)[group.rank()]
     own.copy_(piece)
     works = _rows_exchanged(lent, own.expand(ranks, -1), group)
-    return Pending(works, output, lent=(lent,))
+    return _started(works, output, group, lent=(lent,))
 
 
 def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pending:
@@ -186,7 +201,7 @@ def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pendin
         rows[rank].copy_(own[rank])
         torch.sum(rows, 0, dtype=output.dtype, out=output)
 
-    return Pending(works, output, add_up, lent)
+    return _started(works, output, group, add_up, lent)
 
 
 def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
@@ -195,7 +210,7 @@ def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
     if is_gloo(group):
         kept, own = (one.view(group.size(), -1)[group.rank()] for one in lent)
         kept.copy_(own)
-        return Pending(_rows_exchanged(*lent, group), output, lent=lent)
+        return _started(_rows_exchanged(*lent, group), output, group, lent=lent)
     work = dist.all_to_all_single(*lent, group=group, async_op=True)
     return Pending((work,), output, lent=lent)  # type: ignore[arg-type]
 
@@ -204,7 +219,7 @@ def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start sending a contiguous tensor to a rank of the world."""
     lent = tensor.detach()
     work = group.send([_real(lent)], dist.get_group_rank(group, rank), tag)
-    return Pending((work,), tensor, lent=(lent,))
+    return _started((work,), tensor, group, lent=(lent,))
 
 
 def receive(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:

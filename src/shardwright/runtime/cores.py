@@ -62,6 +62,13 @@ def keep_to_share(rank: int, ranks: int) -> bool:
     return False
 
 
+def give_way() -> None:
+    """Let a thread that waits for this one's core have it now, not at the next tick: of a rank that has just told gloo
+    to send something and goes on computing (decision 0084)."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+
+
 def share(cores: Iterable[int], rank: int, ranks: int) -> set[int]:
     """Return a rank's part of logical cores: neighbours, so that those of one core or socket stay together."""
     ordered = sorted(cores, key=lambda core: (_place(core), core))

@@ -54,7 +54,7 @@ def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[fl
             beneath = next((i for i in later if computes[i]), index)
             after = [i for i in later if computes[i] and need is not None and i >= need]
             result[beneath] += held + stolen * share
-            wait = meeting * min(since / hiding, 1.0) * (1 - share) + skew * since
+            wait = meeting * min(since / hiding, 1.0) ** 0.5 * (1 - share) + skew * since
             wait *= 0.0 if sends else 1.0
             result[after[0] if after else index] += wait
             since = since if sends else 0.0
