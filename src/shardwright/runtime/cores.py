@@ -1,7 +1,7 @@
 """Where threads of ranks on CPUs run, and whom they interrupt.
 
 Each rank of a host keeps to cores of its own: what moves from core to core leaves its caches behind, and
-a message of one rank waits while the other computes on the core that its thread was woken on (decision 0084).
+a message of one rank waits while the other computes on the core that its thread was woken on (decision 0085).
 
 Gloo's event loop asks for a connection that another thread holds again and again (pytorch/gloo, issue
 246). Where cores are shared, the loop that a message wakes often interrupts just the thread that holds
@@ -64,7 +64,7 @@ def keep_to_share(rank: int, ranks: int) -> bool:
 
 def give_way() -> None:
     """Let a thread that waits for this one's core have it now, not at the next tick: of a rank that has just told gloo
-    to send something and goes on computing (decision 0084)."""
+    to send something and goes on computing (decision 0085)."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()
 
