@@ -1,10 +1,10 @@
 """What asynchronous pipelines learn, beside synchronous training: ``python benchmarks/staleness.py``.
 
-Four stages predict the next character of the standard library's own text. All train on the same minibatches, from
-the same weights, with the same optimizer; per mode some seeds. The pipelines run on our executor with its ranks in this
+Four stages predict the next character of the standard library's own text or, with ``--data digits``, read scikit-learn's
+digits of 8 x 8 (which has to be installed for that). All train on the same minibatches, from the same weights, with the same optimizer; per mode some seeds. The pipelines run on our executor with its ranks in this
 process (its numbers are those of processes: ``tests/runtime/test_asynchronous_ranks.py``), synchronous
-training is plain PyTorch. Prints losses along the way, the final loss over a fixed part of the text, and how far
-predicted and stale weights were off. Exits 1 where a bar is missed.
+training is plain PyTorch. Prints losses along the way, the final loss over a fixed part of the text, or over all
+digits, and how far predicted and stale weights were off. Exits 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -59,10 +59,45 @@ def letters() -> Tensor:
     return torch.tensor([number.get(letter, LETTERS - 1) for letter in text])
 
 
-def samples(text: Tensor, starts: Tensor) -> Batch:
-    """Return the letters from some places on, and those that follow."""
-    places = starts[:, None] + torch.arange(CONTEXT)
-    return {"x": text[places], "y": text[starts + CONTEXT]}
+@dataclass(frozen=True)
+class Data:
+    """Samples to train on, of which those at the places ``last`` make the final loss."""
+
+    x: Tensor
+    y: Tensor
+    last: Tensor
+    classes: int
+
+    def at(self, places: Tensor) -> Batch:
+        """Return the samples at some places."""
+        return {"x": self.x[places], "y": self.y[places]}
+
+    def first(self) -> nn.Module:
+        """Make what comes ahead of the layers."""
+        if self.x.is_floating_point():
+            return nn.Linear(self.x.shape[1], WIDTH)
+        mix = nn.Embedding(LETTERS, 16), nn.Flatten(1), nn.Linear(16 * CONTEXT, WIDTH)
+        return nn.Sequential(*mix)
+
+
+def text_data() -> Data:
+    """Return the letters from every place on, and those that follow."""
+    text = letters()
+    x, y = text.unfold(0, CONTEXT, 1)[:-1], text[CONTEXT:]
+    return Data(x, y, torch.arange(0, 100_000, 23), LETTERS)
+
+
+def digit_data() -> Data:
+    """Return scikit-learn's digits."""
+    from sklearn.datasets import load_digits  # type: ignore[import-not-found]
+
+    found: Any = load_digits()
+    x = torch.tensor(found.data, dtype=torch.float32) / 16
+    y = torch.tensor(found.target)
+    return Data(x, y, torch.arange(len(y)), 10)
+
+
+DATA = {"text": text_data, "digits": digit_data}
 
 
 class Layer(nn.Module):
@@ -79,18 +114,17 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Letters to the next one."""
+    """Samples to their class."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: Data) -> None:
         super().__init__()
-        self.embed = nn.Embedding(LETTERS, 16)
-        self.mix = nn.Linear(16 * CONTEXT, WIDTH)
+        self.first = data.first()
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.head = nn.Linear(WIDTH, LETTERS)
+        self.head = nn.Linear(WIDTH, data.classes)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross entropy."""
-        h = self.mix(self.embed(x).flatten(1))
+        h = self.first(x)
         for layer in self.layers:
             h = layer(h)
         return nn.functional.cross_entropy(self.head(h), y)
@@ -98,7 +132,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Run:
-    """The losses of minibatches, of the fixed part of the text at the end, and the squares by which weights
+    """The losses of minibatches, the final one, and the squares by which weights
     were off, by steps ahead: (predicted, stale)."""
 
     losses: list[float]
@@ -110,25 +144,25 @@ class Run:
 class Task:
     """What is trained, and how."""
 
-    text: Tensor
+    data: Data
     optimizer: functools.partial[torch.optim.Optimizer]
     steps: int
 
     def batches(self, seed: int) -> list[Batch]:
         """Return a seed's minibatches."""
         drawn = torch.Generator().manual_seed(1000 + seed)
-        starts = torch.randint(len(self.text) - CONTEXT, (self.steps, BATCH), generator=drawn)
-        return [samples(self.text, one) for one in starts]
+        places = torch.randint(len(self.data.y), (self.steps, BATCH), generator=drawn)
+        return [self.data.at(one) for one in places]
 
     def final(self, module: Net) -> float:
-        """Return the loss over a fixed part of the text."""
+        """Return the loss at the end."""
         with torch.no_grad():
-            return float(module(**samples(self.text, torch.arange(0, 100_000, 23))))
+            return float(module(**self.data.at(self.data.last)))
 
     def model(self, seed: int) -> Net:
         """Return a seed's model."""
         torch.manual_seed(seed)
-        return Net()
+        return Net(self.data)
 
 
 def synchronous(task: Task, seed: int) -> Run:
@@ -207,7 +241,7 @@ def verdicts(found: dict[str, list[Run]]) -> list[tuple[str, bool]]:
 def trained(task: Task, seeds: int, keep: Path | None) -> dict[str, list[Run]]:
     """Return all runs, made or read from what was kept."""
     done: dict[str, Any] = json.loads(keep.read_text()) if keep and keep.exists() else {}
-    captured = capture(Net(), samples(task.text, torch.arange(BATCH)))
+    captured = capture(Net(task.data), task.data.at(torch.arange(BATCH)))
     found: dict[Any, list[Run]] = {"synchronous": []} | {mode: [] for mode in MODES}
     for mode, runs in found.items():
         staleness: Staleness = "none" if mode == "synchronous" else mode
@@ -234,6 +268,7 @@ def trained(task: Task, seeds: int, keep: Path | None) -> dict[str, list[Run]]:
 def main() -> int:
     """Train, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="text", choices=sorted(DATA))
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--optimizer", default="momentum", choices=sorted(OPTIMIZERS))
@@ -242,10 +277,10 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     make = functools.partial(OPTIMIZERS[options.optimizer], lr=options.lr)
-    task = Task(letters(), make, options.steps)
+    task = Task(DATA[options.data](), make, options.steps)
     found = trained(task, options.seeds, Path(options.keep) if options.keep else None)
     console = Console(width=150)
-    title = f"{options.optimizer}, lr {options.lr:g}, {options.steps} minibatches of {BATCH}, {options.seeds} seeds"
+    title = f"{options.data}, {options.optimizer}, lr {options.lr:g}, {options.steps} minibatches of {BATCH}, {options.seeds} seeds"
     columns = [f"{at + 1}/{WINDOWS}" for at in range(WINDOWS)]
     table = Table(
         "mode", *columns, "final: mean", "seeds", title=f"mean losses along the way; {title}"

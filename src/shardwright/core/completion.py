@@ -7,7 +7,7 @@ completes exactly here, and the simulator counts bytes by it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
         return nothing, nothing
     devices = [set(mesh.devices) for mesh in program.meshes]
     crosses = [_crosses(program, message, devices) for message in program.messages]
-    needs, crews = first_needs(program), _crews(devices)
+    needs, crews = first_needs(program), crews_of(devices)
     own = [np.flatnonzero(program.group == mesh) for mesh in range(len(devices))]
     before: dict[int, int] = {}  # by message: the receive of the microbatch before
     last: dict[tuple[int, int], int] = {}  # by crews: no receive may be asked for before this
@@ -99,15 +99,38 @@ def _crosses(program: Program, message: Message, devices: Sequence[set[int]]) ->
     )
 
 
-def _crews(devices: Sequence[set[int]]) -> list[int]:
-    """Return for each mesh the first of those that it shares devices with, directly or by others."""
-    crews = list(range(len(devices)))
-    for number, mine in enumerate(devices):
+def crews_of(meshes: Sequence[Collection[int]]) -> list[int]:
+    """Return for each mesh, given by its devices, the first of those that it shares devices with, directly or by
+    others."""
+    crews = list(range(len(meshes)))
+    for number, mine in enumerate(map(set[int], meshes)):
         for other in range(number):
-            if not mine.isdisjoint(devices[other]) and crews[other] != crews[number]:
+            if not mine.isdisjoint(meshes[other]) and crews[other] != crews[number]:
                 joined = (crews[other], crews[number])
                 crews = [min(joined) if crew in joined else crew for crew in crews]
     return crews
+
+
+def sums_ahead(program: Program, *, on_host: bool) -> bool:
+    """Whether stages send their part of the loss behind their last forward, so that none waits for it at its update.
+
+    On hosts' own cores such a message holds nothing up. On GPUs it is a kernel that runs until all are there; and
+    where a mesh has all devices its messages, which take the same way, come in another order there.
+    """
+    most = max(len(mesh.devices) for mesh in program.meshes)
+    return on_host and most < len(program.strategy.devices)
+
+
+def meets_at_end(program: Program, *, on_host: bool) -> bool:
+    """Whether the devices of a step wait for each other at its end, so that all begin the next one together.
+
+    They do not where what all have to know, the loss, is sent ahead (``sums_ahead``) and nothing else is asked of all:
+    the norm of all gradients is, and so is whether they overflowed. Devices that only keep parameters have no forward to send
+    the loss behind.
+    """
+    forwards = np.unique(program.group[program.kind == Kind.FORWARD])
+    is_asked = bool((program.kind == Kind.CLIP).any()) or len(forwards) < len(program.meshes)
+    return is_asked or not sums_ahead(program, on_host=on_host)
 
 
 def scatter_turns(

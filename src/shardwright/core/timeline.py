@@ -43,6 +43,11 @@ class Timeline:
         return max(self.peak_bytes, default=0.0)
 
     @property
+    def together_seconds(self) -> float:
+        """What a step takes that all devices begin together."""
+        return max(self.step_seconds, float(np.fmax.reduce(self.end, initial=0.0)))
+
+    @property
     def working_from(self) -> NDArray[np.float64]:
         """When each instruction began to compute or to send, all who take part being there."""
         return self.start if self.begun is None else self.begun

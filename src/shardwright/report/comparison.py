@@ -40,14 +40,16 @@ def differences(story: PlanStory) -> tuple[Difference, ...]:
     The peak is the one that every other table shows, tensors and process; where a process is
     known to occupy something, tensors alone follow. Work is computing and sending on the busiest
     stage; how long its device stood still because another rank had not come stands in rows of its
-    own. A transfer counts where it is sent.
+    own. A transfer counts where it is sent. A step is one that all ranks begin together, as they do while they measure.
     """
     program, predicted, measured = story.program, story.predicted, story.measured
     if measured is None:
         return ()
     rows = [
         Difference(
-            name="step time", predicted=predicted.step_seconds, measured=measured.step_seconds
+            name="step time",
+            predicted=predicted.together_seconds,
+            measured=measured.step_seconds,
         ),
         *_memory_rows(story),
     ]
@@ -119,6 +121,11 @@ def comparison_notes(story: PlanStory) -> tuple[str, ...]:
             "counted them."
         )
     planned, told = story.plan.predicted, story.predicted
+    if told.step_seconds < told.together_seconds * (1 - SAME):
+        notes.append(
+            f"Steps in a row are predicted to take {seconds_text(told.step_seconds)} each: stages begin the next "
+            "when they are done. While they measure all begin each step together."
+        )
     if story.plan.is_stale:
         return (*notes, f"{STALE.capitalize()}.")
     if not (

@@ -228,7 +228,7 @@ def _memory_data(item: PlanStory) -> list[list[Any]]:
     for timeline in (item.predicted, item.measured):
         for mesh, steps in enumerate(() if timeline is None else timeline.memory):
             assert timeline is not None
-            last = np.array([[timeline.step_seconds, steps[-1, 1]]]) if len(steps) else steps
+            last = np.array([[timeline.together_seconds, steps[-1, 1]]]) if len(steps) else steps
             thin = _thin(np.concatenate([steps, last]))
             times = [float(f"{v:.6g}") for v in thin[:, 0]]
             sizes = [int(v) for v in thin[:, 1]]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from shardwright.core.completion import sums_ahead
 from shardwright.core.program import Kind
 from shardwright.errors import RunError
 from shardwright.runtime import outputs
@@ -195,13 +196,14 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
 
     It rides with the last message of gradients where that goes to all ranks, through the host, in a
     type that holds it: what a message of its own would take of a CPU is a hundred times what these
-    few numbers take. Else it is sent as soon as it is made. Stages send theirs behind their last forward, and begin the
-    next step without waiting for the slowest. On GPUs such a message is a kernel that runs until all are there, and
-    where a mesh has all ranks its messages would come in another order: summing starts with the update there.
+    few numbers take. Else it is sent as soon as it is made. Stages send theirs behind their last forward where they may
+    (``core.completion.sums_ahead``), and begin the next step without waiting for the slowest; else summing starts with
+    the update.
     """
     program, place = compiler.program, _made(compiled, compiler, total.slots)
     is_alike = len(program.meshes) == 1
-    if not is_alike and _meets_alone(compiler.machine):
+    on_host = compiler.machine.store.device.type == "cpu"
+    if not is_alike and sums_ahead(program, on_host=on_host):
         steps = enumerate(compiled.actions)
         forward = [at for at, (index, _) in steps if program.kind[index] == Kind.FORWARD]
         place = max([place, *forward])
@@ -217,12 +219,6 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
     index = compiled.actions[place][0]
     before, after = compiled.actions[: place + 1], compiled.actions[place + 1 :]
     return Compiled((*before, (index, total.start), *after), compiled.exchanges)
-
-
-def _meets_alone(machine: Machine) -> bool:
-    """Whether a sum over all ranks may start anywhere in a step: it holds nothing up, and no other message goes to all."""
-    most = max(len(mesh.devices) for mesh in machine.program.meshes)
-    return machine.store.device.type == "cpu" and most < machine.world.size
 
 
 def _carrier(compiled: Compiled, compiler: Compiler, made: int) -> AllReduce | None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
+from shardwright.core.completion import meets_at_end
 from shardwright.core.costs import CostTable
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
@@ -22,6 +23,7 @@ from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
 from shardwright.planner.simulate.columns import ranks_of_groups, shared_groups
 from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import memory_over_time
+from shardwright.planner.simulate.steps import Clock, in_a_row
 from shardwright.planner.simulate.uplinks import far_resources
 
 if TYPE_CHECKING:
@@ -36,10 +38,12 @@ def simulate(
     cores: float = math.inf,
     far: NDArray[np.bool_] | None = None,
     scatter_copies: float = 0.0,
+    meets: bool = True,
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
-    Of a pipeline that is never flushed it is that of one minibatch on its way; the seconds of a step are those of a
+    Where devices do not meet at the end of a step (``meets``) its seconds are those to the next one's end, while the
+    timeline shows a step that all begin together (``planner.simulate.steps``). Of a pipeline that is never flushed it is that of one minibatch on its way; the seconds of a step are those of a
     period, and memory is that of many (``planner.simulate.flushless``).
 
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
@@ -51,14 +55,17 @@ def simulate(
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
 
+    clock = _clock(program, overlap_slowdown, cores, far)
+
     def play(program: Program, seconds: NDArray[np.float64]) -> Timeline:
-        times = _times(program, seconds, overlap_slowdown, cores, far)
-        return _timeline(program, times, scatter_copies)
+        return _timeline(program, clock(_wiring(program), seconds), scatter_copies)
 
     timeline = play(program, seconds)
-    if program.shift is None or program.shift.max(initial=0) <= 0:
+    if program.shift is not None and program.shift.max(initial=0) > 0:
+        return in_periods(program, seconds, timeline, play)
+    if meets or len(program.meshes) == 1:
         return timeline
-    return in_periods(program, seconds, timeline, play)
+    return in_a_row(program, _wiring(program), seconds, timeline, clock)
 
 
 def simulate_on(
@@ -75,6 +82,7 @@ def simulate_on(
         cores=table.overhead_map.get("cores", math.inf),
         far=far_resources(program, cluster),
         scatter_copies=cluster.scatter_copies,
+        meets=meets_at_end(program, on_host=cluster.has_cpus),
     )
 
 
@@ -145,22 +153,19 @@ def _checked(
     return seconds
 
 
-def _times(
-    program: Program,
-    seconds: NDArray[np.float64],
-    overlap_slowdown: float,
-    cores: float,
-    far: NDArray[np.bool_] | None,
-) -> Times:
+def _clock(
+    program: Program, overlap_slowdown: float, cores: float, far: NDArray[np.bool_] | None
+) -> Clock:
+    """Return what times instructions on the resources and the devices of a Program."""
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
-    wiring = _wiring(program)
-    ranks = ranks_of_groups(program)
+    ranks, count = ranks_of_groups(program), len(program.resource_names)
     if overlap_slowdown == 1.0 and cores >= ranks.sum() and far is None:
-        return full.relax(wiring, seconds, len(program.resource_names))
+        return lambda wiring, seconds: full.relax(wiring, seconds, count)
     classes = np.require(program.resource_class, np.int8, ["C", "W"])
-    return full.share(wiring, seconds, classes, ranks, float(overlap_slowdown), float(cores), far)
+    how = float(overlap_slowdown), float(cores), far
+    return lambda wiring, seconds: full.share(wiring, seconds, classes, ranks, *how)
 
 
 def _wiring(program: Program) -> Wiring:
