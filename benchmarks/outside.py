@@ -154,6 +154,7 @@ FILES = (
     "customs",
     "corners",
     "pasted",
+    "workshop",
 )
 
 

@@ -22,7 +22,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.lower import lower
-from shardwright.planner.search import PLAIN_MICROBATCHES, surroundings
+from shardwright.planner.search import PLAIN_MICROBATCHES, Context, priced, surroundings
 from shardwright.planner.simulate import on_shared_cores, simulate_on, with_input
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS
@@ -147,11 +147,12 @@ def _row(
     )
 
 
-def spread_of(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> float:
+def spread_of(plan: Plan, context: Context) -> float:
     """Return the half-width of a plan's step time: as measured, else as predicted."""
     if plan.measured:
         return plan.measured.spread_seconds
-    _, prices, timeline = _simulated(plan, graph, cluster, table)
+    program, prices = priced(context, plan.strategy)
+    timeline = simulate_on(context.cluster, context.table, program, prices.seconds)
     return half_width(prices, timeline)
 
 

@@ -22,6 +22,7 @@ from shardwright.files.planfile import Origin
 from shardwright.planner.schedule import crews_of
 from shardwright.planner.search import (
     Chain,
+    Context,
     Goal,
     Limits,
     Progress,
@@ -112,7 +113,7 @@ def study(
         costs=costs,
         frontier=frontier,
         origin=_origin(question, costs),
-        spreads=tuple(spread_of(one, graph, machine, costs) for one in frontier.plans),
+        spreads=tuple(spread_of(one, solver.context(costs)) for one in frontier.plans),
         curve=solver.points,
         plain=solver.plain,
         num_measured=num_links + num_shards,
@@ -231,6 +232,12 @@ class _Solver:
     def plain(self) -> tuple[Plan, ...]:
         """Plain data parallelism, where a search looked at it."""
         return self.last.plain if self.last else ()
+
+    def context(self, costs: CostTable) -> Context:
+        """Return what was planned at these costs, with what the last search knows of it."""
+        if self.last:
+            return self.last.context.at(table=costs)
+        return Context.of(self.graph, self.machine, costs, self.how["training"])
 
     def __call__(self, costs: CostTable) -> Frontier:
         request, facts = self.request, (self.graph, self.machine, costs)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from shardwright.errors import CaptureError, InputError
 from shardwright.runtime.capture import capture, load_model
@@ -268,3 +269,45 @@ def test_an_example_of_billions_of_numbers_is_refused_before_it_is_made(
     source = load_model(model if model.startswith("hf:") else f"{tmp_path}/{model}")
     with pytest.raises(InputError, match=r"at most 2\^28 numbers"):
         source.example(batch_size, seq)
+
+
+BOTH = """
+import torch
+from torch import nn
+
+def wide(batch_size=2, width=1 << 12):
+    model = nn.Linear(width, width)
+    return model, {"x": torch.rand(batch_size, width)}
+
+def seen_by_its_model(batch_size=2):
+    model = nn.Linear(4, 4)
+    return model, {"x": model(torch.ones(batch_size, 4)).detach()}
+
+def tied_to_its_weights(batch_size=2):
+    model = nn.Linear(4, 4)
+    return model, {"x": model.weight.detach()[:batch_size]}
+"""
+
+
+def test_weights_are_not_drawn_for_the_batch_that_a_model_is_captured_with(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text(BOTH)
+    source = load_model(f"{tmp_path}/both.py:wide")
+    torch.manual_seed(3)
+    first = torch.rand(2, 1 << 12)
+    torch.manual_seed(3)
+    assert torch.equal(source.sample(2)["x"], first)
+    torch.manual_seed(3)
+    assert not torch.equal(
+        source.example(2)["x"], first
+    )  # what is trained on is what the user's function makes
+
+
+@pytest.mark.parametrize("factory", ["seen_by_its_model", "tied_to_its_weights"])
+def test_a_batch_made_of_weights_has_their_values(tmp_path: Path, factory: str) -> None:
+    (tmp_path / "both.py").write_text(BOTH)
+    source = load_model(f"{tmp_path}/both.py:{factory}")
+    torch.manual_seed(3)
+    made = source.sample(2)["x"]
+    torch.manual_seed(3)
+    assert torch.equal(made, source.example(2)["x"])
+    assert made.device.type == "cpu"

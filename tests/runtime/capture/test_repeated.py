@@ -109,6 +109,19 @@ class Chain(nn.Sequential):
         return F.mse_loss(super().forward(x), y.expand(-1, WIDTH))
 
 
+def children(*makers: Callable[[], nn.Module]) -> list[nn.Module]:
+    """Return the children of layers in a row."""
+    return [make() for _ in range(DEPTH) for make in makers]
+
+
+def straight() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def norm() -> nn.Module:
+    return nn.LayerNorm(WIDTH)
+
+
 def attention(layer: Any, _: int, x: Tensor) -> Tensor:
     query = layer.linear(x).view(1, 2, 2, 2).transpose(1, 2)
     mixed = F.scaled_dot_product_attention(query, query, query, is_causal=True)
@@ -189,6 +202,16 @@ EQUAL: dict[str, Callable[[], nn.Module]] = {
     "asks where it is": lambda: Deep(placed),
     "gradients of its own": lambda: Deep(bent_alike),
     "a list alone": lambda: Chain(*[Layer(0) for _ in range(DEPTH)]),
+    "layers of two children": lambda: Chain(*children(straight, nn.ReLU), straight()),
+    "layers of three between others": lambda: Chain(
+        nn.Linear(WIDTH, 2 * WIDTH),
+        nn.Tanh(),
+        nn.Linear(2 * WIDTH, WIDTH),
+        *children(norm, straight, nn.GELU),
+        nn.Tanh(),
+        straight(),
+    ),
+    "layers that begin with nothing": lambda: Chain(*children(nn.Identity, straight, nn.GELU)),
 }
 
 
@@ -347,6 +370,9 @@ DIFFERENT: dict[str, Callable[[], nn.Module]] = {
         lambda one: setattr(one, "inner", lambda one, _, x: one.linear(x).tanh())
     ),
     "another between two": lambda: Deep(linear, lambda _, i, x: x.tanh() if i == 5 else x.relu()),
+    "a child of one in another way": lambda: Chain(
+        *children(straight, nn.GELU)[:9], nn.GELU("tanh"), *children(straight, nn.GELU)
+    ),
     "one frozen": lambda: changed(lambda one: one.requires_grad_(False)),
     "one bias frozen": lambda: changed(lambda one: one.linear.bias.requires_grad_(False)),
     "one evaluated": lambda: changed(lambda one: one.eval()),

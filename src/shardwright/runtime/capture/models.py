@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from shardwright.errors import InputError
 from shardwright.runtime.capture.huggingface import hugging_face
@@ -199,33 +200,38 @@ class _Maker:
     factory: Callable[..., Any]
     batches: Callable[..., Any] | None
 
-    def made(self, batch_size: int | None = None, seq: int | None = None) -> Mapping[str, Tensor]:
-        """Return what the function makes. Raises InputError where that is too large."""
+    def made(
+        self, batch_size: int | None = None, seq: int | None = None, trained_on: bool = False
+    ) -> Mapping[str, Tensor]:
+        """Return what the function makes, without drawing a model's weights unless it is to be ``trained_on``.
+        Raises InputError where that is too large."""
         given = {"batch_size": batch_size, "seq": seq} if batch_size else {}
         taken = _parameters(self.function).keys() & given.keys()
         sizes = [given[name] or 1 for name in taken]
         check_numbers(math.prod(sizes), f"model {self.spec!r}, asked for {_asked(given, taken)}")
-        return _made(self.spec, self.factory, self.batches, given)
+        make = partial(_made, self.spec, self.factory, self.batches, given)
+        return make() if trained_on or self.batches else _beside_a_model(make)
 
     @property
     def function(self) -> Callable[..., Any]:
         """The function that makes batches."""
         return self.batches or self.factory
 
-    def batch(self, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    def batch(self, batch_size: int, seq: int | None, trained_on: bool = True) -> dict[str, Tensor]:
         """Make a batch of so many rows: by asking for it, else by repeating or dropping rows."""
         takes_size = "batch_size" in _parameters(self.function)
         each = self.rows_each(seq) if takes_size and batch_size > FEW else 1
-        return self._brought(self.made(max(1, batch_size // each), seq), batch_size, seq)
+        made = self.made(max(1, batch_size // each), seq, trained_on)
+        return self._brought(made, batch_size, seq, trained_on)
 
     def _brought(
-        self, made: Mapping[str, Tensor], batch_size: int, seq: int | None
+        self, made: Mapping[str, Tensor], batch_size: int, seq: int | None, trained_on: bool
     ) -> dict[str, Tensor]:
         """Bring what was made for so many rows to as many."""
         have, takes_size = rows_of(made), "batch_size" in _parameters(self.function)
         if takes_size and have > batch_size and have % batch_size == 0:
             each = have // batch_size  # several rows per sample, such as the nodes of a graph
-            made = self.made(max(1, batch_size // each), seq)
+            made = self.made(max(1, batch_size // each), seq, trained_on)
             have = rows_of(made)
         if have not in (0, batch_size):
             row = sum(t.numel() // have for t in made.values() if t.dim() and t.shape[0] == have)
@@ -245,8 +251,10 @@ class _Maker:
             return dict(made)
         each = {tensor.shape[0] for tensor in made.values() if tensor.dim()}
         if len(each) > 1:
-            return self.batch(batch_size, seq)
-        return self._brought(made, few, seq)  # not made again: that may build the whole model
+            return self.batch(batch_size, seq, trained_on=False)
+        return self._brought(
+            made, few, seq, trained_on=False
+        )  # not made again: that may build the whole model
 
     def rows_each(self, seq: int | None) -> int:
         """Return how many rows of the first tensor belong to one sample."""
@@ -316,6 +324,33 @@ def _made(
             f"forward's arguments{_begins(batches or factory)}"
         )
     return made
+
+
+def _beside_a_model(make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """Return the batch that a function makes with its model, whose parameters take no memory and are not drawn; with
+    them where it needs their values.
+
+    Then random numbers are others than beside a whole model, of the same distribution.
+    """
+    hook = register_module_parameter_registration_hook(_without_values)
+    try:
+        made = make()
+    except InputError:
+        made = None
+    finally:
+        hook.remove()
+    if made is None or any(tensor.is_meta for tensor in made.values()):
+        return make()
+    return made
+
+
+def _without_values(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
+    """Return a parameter on the meta device to be registered instead, None where it stays."""
+    del module, name
+    if type(parameter) is not nn.Parameter:  # what a lazy layer has, and kinds of users' own
+        return None
+    looks = torch.empty_like(parameter, device="meta")
+    return nn.Parameter(looks, requires_grad=parameter.requires_grad)
 
 
 def _data(

@@ -21,7 +21,7 @@ from shardwright.runtime.capture.record import (
     map_values,
     tensors_in,
 )
-from shardwright.runtime.capture.streams import Layers
+from shardwright.runtime.capture.streams import Layers, place_in
 
 _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?(\.\d+)?")
 
@@ -34,15 +34,15 @@ def repeat_layers(
     ``owned`` are parameters and buffers by name, ``graph`` is what was exported. Raises Unsupported where the second
     and the third layer differ.
     """
+    strides = _strides(graph, layers)
     layers = replace(layers, path=layers.path[len(PREFIX) :])
     if any(layers.path in note for note in recorder.notes):
         raise Unsupported("notes on a layer")
     spans = _cut(recorder.records, layers)
     _check_alike(spans, layers, owned)
-    strides = _strides(graph, layers)
     made, last = [*spans[0], *spans[1], *spans[2], *spans[3]], _outputs(spans[3])
     third, previous = layers.of(layers.kept[2]), last
-    own = [name for name in owned if _moved(name, third, "") != name]
+    own = [name for name in owned if place_in(third, name)]
     for number, name in enumerate(layers.repeated):
         here = layers.of(name)
         known = dict(zip(_outputs(spans[2]), previous, strict=True))
@@ -71,10 +71,10 @@ def _cut(records: Span, layers: Layers) -> list[Span]:
     return [records[start:stop] for start, stop in itertools.pairwise(cuts)]
 
 
-def _start(paths: Iterable[Sequence[str]], path: str) -> int:
+def _start(paths: Iterable[Sequence[str]], layer: tuple[str, ...]) -> int:
     """Return the first place of a layer."""
     for place, around in enumerate(paths):
-        if path in around:
+        if not set(layer).isdisjoint(around):
             return place
     raise Unsupported("a layer without operators")
 
@@ -93,13 +93,14 @@ def _check_alike(spans: Sequence[Span], layers: Layers, owned: Mapping[str, Valu
 
 
 def _said(
-    records: Sequence[Record], path: str, before: Sequence[Value], owned: Mapping[str, Value]
+    records: Sequence[Record],
+    layer: tuple[str, ...],
+    before: Sequence[Value],
+    owned: Mapping[str, Value],
 ) -> list[Any]:
     """Write a layer's records so that they are equal to those of another where these compute the same."""
     place: dict[Value, Any] = {
-        value: ("own", name[len(path) :])
-        for name, value in owned.items()
-        if name.startswith(path + ".")
+        value: ("own", inside) for name, value in owned.items() if (inside := place_in(layer, name))
     }
     place |= {value: ("before", number) for number, value in enumerate(before)}
     said: list[Any] = []
@@ -117,7 +118,7 @@ def _said(
                     (one.meta.shape, one.meta.stride(), one.meta.dtype, one.meta.requires_grad)
                     for one in record.outputs
                 ],
-                [one.replace(path, "", 1) if one.startswith(path) else one for one in record.path],
+                [place_in(layer, one) or one for one in record.path],
             )
         )
         number = len(said)
@@ -138,7 +139,7 @@ def _strides(graph: fx.Graph, layers: Layers) -> dict[str, int]:
     if any(not isinstance(one.target, OpOverload) and one.target is not getitem for one in nodes):
         raise Unsupported("regions of another mode")
     paths = [[path for path, _ in node.meta.get("nn_module_stack", {}).values()] for node in nodes]
-    second, third, end = (_start(paths, PREFIX + layers.of(name)) for name in layers.kept[1:])
+    second, third, end = (_start(paths, layers.of(name)) for name in layers.kept[1:])
     return _growth(nodes[second:third], nodes[third:end])
 
 
@@ -165,10 +166,10 @@ def _later(name: str, strides: Mapping[str, int], times: int) -> str:
     return f"{stem}_{number}{end}" if number else stem + end
 
 
-def _moved(path: str, layer: str, other: str) -> str:
+def _moved(path: str, layer: tuple[str, ...], other: tuple[str, ...]) -> str:
     """Return the path of what another layer has in place of a layer's."""
-    is_inside = f"{path}.".startswith(f"{layer}.")
-    return other + path[len(layer) :] if is_inside else path
+    inside = place_in(layer, path)
+    return other[inside[0]] + inside[1] if inside else path
 
 
 def _number(records: Span) -> None:

@@ -13,9 +13,10 @@ results (writes in place, hooks, gradients taken, calls past torch's own functio
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ DEEP = 64
 # them can be compared, too, and the last.
 _FIRST = 3
 
+# Children that a layer may be of, one after the other, such as a linear map, a norm and an activation.
+_MOST_CHILDREN = 8
+
 _PLAIN = (
     int, str, bool, complex, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
     torch.memory_format,
@@ -47,15 +51,24 @@ _PLACE = frozenset({"is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_mtia
 
 @dataclass(frozen=True)
 class Layers:
-    """Equal layers: the path of their list, and the names in it of those that are exported, and repeated."""
+    """Equal layers, each of some children of one list: its path, and the names in it of those that are exported, and
+    repeated."""
 
     path: str
-    kept: tuple[str, ...]
-    repeated: tuple[str, ...]
+    kept: tuple[tuple[str, ...], ...]
+    repeated: tuple[tuple[str, ...], ...]
 
-    def of(self, name: str) -> str:
-        """Return the path of one."""
-        return f"{self.path}.{name}".lstrip(".")
+    def of(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the paths of one."""
+        return tuple([f"{self.path}.{name}".lstrip(".") for name in names])
+
+
+def place_in(layer: tuple[str, ...], path: str) -> tuple[int, str] | None:
+    """Return in which of a layer's children a path leads, and how it goes on there; None for one that leads elsewhere."""
+    for number, child in enumerate(layer):
+        if f"{path}.".startswith(f"{child}."):
+            return number, path[len(child) :]
+    return None
 
 
 class _Unclear(Exception):
@@ -92,19 +105,34 @@ def equal_layers(
 
 
 def _deepest(module: nn.Module) -> Layers | None:
-    """Return the longest list of modules of one class whose parameters have equal shapes."""
+    """Return the longest list of layers whose children are of equal classes, their parameters of equal shapes."""
     best: Layers | None = None
     longest = DEEP - 1
     for path, child in module.named_modules():
-        children = [one for one in child._modules.values() if one is not None]
-        if len(children) <= longest or len(children) < len(child._modules):
+        names, children = tuple(child._modules), [*child._modules.values()]
+        if len(children) <= longest:
             continue
-        if (
-            len({*map(id, children)}) == len(children)
-            and len({*map(parameter_shapes, children)}) == 1
-        ):
-            names, longest = tuple(child._modules), len(children)
-            best = Layers(path, (*names[:_FIRST], names[-1]), names[_FIRST:-1])
+        looks = [parameter_shapes(one) if one is not None else None for one in children]
+        for size in range(1, _MOST_CHILDREN + 1):
+            first, count = _longest_run(looks, size)
+            stop = first + count * size
+            few = {*map(id, children[first:stop])}
+            if count <= longest or len(few) < stop - first or None in looks[first:stop]:
+                continue
+            layers = [names[start : start + size] for start in range(first, stop, size)]
+            kept, longest = (*layers[:_FIRST], layers[-1]), count
+            best = Layers(path, kept, tuple(layers[_FIRST:-1]))
+    return best
+
+
+def _longest_run(looks: Sequence[Any], size: int) -> tuple[int, int]:
+    """Return where the most groups of ``size`` that look alike begin, and how many there are."""
+    best, start = (0, 0), 0
+    for stop in range(1, len(looks) + 1):
+        if stop - start >= size:
+            best = max(best, (start, (stop - start) // size), key=itemgetter(1))
+        if stop < len(looks) and stop - start >= size and looks[stop] != looks[stop - size]:
+            start = stop - size + 1
     return best
 
 
@@ -113,7 +141,8 @@ def shortened(module: nn.Module, layers: Layers) -> Iterator[None]:
     """Let a module be without the layers that are repeated."""
     held = module.get_submodule(layers.path)
     before = held._modules
-    held._modules = {name: before[name] for name in layers.kept}
+    away = {name for layer in layers.repeated for name in layer}
+    held._modules = {name: one for name, one in before.items() if name not in away}
     try:
         yield
     finally:
@@ -173,9 +202,10 @@ class _Stream(TorchFunctionMode):
         super().__init__()
         self.device = device  # that tensors are said to lie on
         held = module.get_submodule(layers.path)._modules
-        self.starts = {id(one): name for name, one in held.items()}
+        every = [*layers.kept[:_FIRST], *layers.repeated, layers.kept[-1]]
+        self.starts = {id(held[one[0]]): layers.of(one) for one in every if one[0] in held}
         self.awaited = list(self.starts)
-        self.layers, self.own = layers, ""
+        self.own: tuple[str, ...] = ()
         named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **inputs}
         self.names = {id(tensor): name for name, tensor in named.items()}
         self.paths = {id(one): path for path, one in module.named_modules()}
@@ -212,7 +242,7 @@ class _Stream(TorchFunctionMode):
         if id(module) in self.starts:
             if not self.awaited or self.awaited.pop(0) != id(module):
                 raise _Unclear
-            self.own = f"{self.layers.of(self.starts[id(module)])}."
+            self.own = self.starts[id(module)]
             self.calls.append([])
         self._note("module", self._placed(self.paths.get(id(module), "")))
 
@@ -293,10 +323,9 @@ class _Stream(TorchFunctionMode):
         looks = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
         return self._source(tensor), looks
 
-    def _placed(self, path: str) -> tuple[str, str]:
+    def _placed(self, path: str) -> Any:
         """Write a path, in a layer from there."""
-        is_own = bool(self.own) and f"{path}.".startswith(self.own)
-        return ("own", path[len(self.own) :]) if is_own else ("named", path)
+        return place_in(self.own, path) or path
 
     def _source(self, tensor: Tensor) -> Any:
         if id(tensor) in self.names:
