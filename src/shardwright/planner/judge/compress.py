@@ -247,7 +247,7 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
 
 
 def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
-    """Return what messages take from the computation beneath them, where that was measured."""
+    """Return what messages take from the thread that computes, where that was measured."""
     if not is_measured(context.table):
         return None
     mesh = lane.program.meshes[message.mesh]
@@ -256,7 +256,7 @@ def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
     def load(sizes: Sizes) -> Sizes:
         ends = (devices, context.cluster, context.table)
         burdens = [message_burden(message.primitive, float(size), *ends) for size in sizes]
-        return np.array([burden.stolen for burden in burdens])
+        return np.array([burden.held + burden.stolen for burden in burdens])
 
     return load
 
