@@ -229,7 +229,7 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
     units = lane.units
     if how == WHOLE:
         zeros, sizes = [0.0] * len(units), [unit.bytes for unit in units]
-        cost = message_cost(context, lane.program, lane.message)
+        cost = message_cost(context, lane.program, lane.message, with_held=False)
         load = _load(context, lane, lane.message)
         return Way(packs=zeros, sums=zeros, sizes=sizes, cost=cost, load=load)
     gather = replace(lane.message, primitive="all_gather")
@@ -241,7 +241,7 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
             for unit in units
         ],
         sizes=[float(lane.ranks * _size(unit, how)) for unit in units],
-        cost=message_cost(context, lane.program, gather),
+        cost=message_cost(context, lane.program, gather, with_held=False),
         load=_load(context, lane, gather),
     )
 
