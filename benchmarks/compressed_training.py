@@ -3,7 +3,7 @@
 Four ranks in this process run our executor: a small GPT predicts the next character of the standard library's own
 text, a small CNN reads drawn digits (shifted, noisy). All train on the same batches, from the same weights, at the same
 rate; momentum is the optimizer's where gradients are whole, and comes before the selection where elements are.
-Prints the loss over fixed held-out samples at the end, mean and by seed.
+Prints the loss over fixed held-out samples at the end, mean and by seed, and on the way there.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def ways(warm_up: int) -> list[Way]:
     ]
 
 
-def train(model: str, way: Way, asked: argparse.Namespace, seed: int) -> float:
-    """Return the loss over held-out samples after some steps."""
+def train(model: str, way: Way, asked: argparse.Namespace, seed: int) -> list[float]:
+    """Return the loss over held-out samples after each so many steps, last at the end."""
     make, batch = MODELS[model]
     torch.manual_seed(seed)
     module, source = make(), torch.Generator().manual_seed(1000 + seed)
@@ -150,18 +150,24 @@ def train(model: str, way: Way, asked: argparse.Namespace, seed: int) -> float:
     program = lower(captured.graph, replace(plain, gradient_sync=way.sync(asked.density)))
     optimizer = functools.partial(torch.optim.SGD, lr=asked.rate, momentum=MOMENTUM)
 
-    def run(world: LocalWorld) -> nn.Module:
-        mine = copy.deepcopy(module)
+    unseen = batch(1024, torch.Generator().manual_seed(7), held_out=True)
+
+    def run(world: LocalWorld) -> list[float]:
+        mine, losses = copy.deepcopy(module), list[float]()
         options = RunOptions(world=world, lower=lower)
         executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
-        for one in given:
+        slower = [round(share * asked.steps) for share in asked.decay]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(executor.optimizer, slower)
+        for step, one in enumerate(given, 1):
             executor.step(one)
-        executor.to_module(mine)
-        return mine
+            schedule.step()
+            if step % asked.every == 0 or step == asked.steps:
+                executor.to_module(mine)
+                with torch.no_grad():
+                    losses.append(float(mine(**unseen)))
+        return losses
 
-    trained = run_locally(run, RANKS)[0][0]
-    with torch.no_grad():
-        return float(trained(**batch(1024, torch.Generator().manual_seed(7), held_out=True)))
+    return run_locally(run, RANKS)[0][0]
 
 
 def main() -> None:
@@ -174,23 +180,34 @@ def main() -> None:
     parser.add_argument("--density", type=float, default=0.001)
     parser.add_argument("--rate", type=float, default=0.02)
     parser.add_argument("--warm-up", type=int, default=50, help="steps of each density")
+    parser.add_argument("--every", type=int, default=500, help="steps between looks at the loss")
+    parser.add_argument(
+        "--decay",
+        type=float,
+        nargs="*",
+        default=[],
+        help="shares of the steps behind which the rate is a tenth, such as .57 .86 (gTop-k's)",
+    )
     asked = parser.parse_args()
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     torch.set_num_threads(1)
     print(
         f"{RANKS} ranks, {asked.steps} steps, seeds {list(seeds)}, density {asked.density:g}, warm-up of "
-        f"{asked.warm_up} steps of each of four densities, rate {asked.rate:g}: loss of held-out samples"
+        f"{asked.warm_up} steps of each of four densities, rate {asked.rate:g}"
+        f"{''.join(f', a tenth behind {share:.0%}' for share in asked.decay)}: loss of held-out samples"
     )
     for model in asked.model or MODELS:
         for way in ways(asked.warm_up):
             if asked.way and way.name not in asked.way:
                 continue
             began = time.process_time()
-            losses = [train(model, way, asked, seed) for seed in seeds]
+            curves = [train(model, way, asked, seed) for seed in seeds]
+            losses = [curve[-1] for curve in curves]
             print(
                 f"{model:7} {way.name:22} {statistics.mean(losses):.4f} "
                 f"({' '.join(f'{one:.4f}' for one in losses)}), "
-                f"{time.process_time() - began:.0f} s of a core",
+                f"{time.process_time() - began:.0f} s of a core; means of every {asked.every} steps "
+                f"{' '.join(f'{statistics.mean(one):.4f}' for one in zip(*curves, strict=True))}",
                 flush=True,
             )
 

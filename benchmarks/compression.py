@@ -10,7 +10,8 @@ Hosts are network namespaces (root).
 
     python benchmarks/compression.py --ranks 2,4 --links loopback,1gbit,100mbit
 
-A choice is met where no plan that runs is faster by more than 3 %.
+A choice is met where no plan that runs is faster by more than 3 %. With `--groupings 0.01` what runs instead is top-k of
+that density of every layer alone (LAGS), of all at once (single), and in the groups that finish first (OMGS), the choice.
 """
 
 from __future__ import annotations
@@ -39,19 +40,21 @@ import torch.distributed as dist
 from ranks import inside, run_ranks
 from torch import Tensor, nn
 
-from shardwright.core.compression import sent_share
+from shardwright.core.compression import is_compressed, sent_share
 from shardwright.core.costs import PACK, CostTable
 from shardwright.core.program import BACKWARD_KINDS, Kind
 from shardwright.core.strategy import Strategy
 from shardwright.files.clusterfile import read_cluster
 from shardwright.planner.cost import build_costs
 from shardwright.planner.cost.price import price
-from shardwright.planner.judge.evaluate import evaluate, merge
+from shardwright.planner.judge.compress import packings
+from shardwright.planner.judge.evaluate import evaluate, merge, run
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search import survey
 from shardwright.planner.search.labels import packing_words
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.profile.beneath import Chunk
@@ -76,6 +79,7 @@ BYTES_PER_SECOND = {"loopback": 1e9, "1gbit": 1.2e8, "100mbit": 1.2e7}
 CASES = {
     "even, r = 4": ((256,) * 6, 4.0),
     "even, r = 1": ((256,) * 6, 1.0),
+    "deep, r = 1": ((192,) * 13, 1.0),
     "even, r = 1/4": ((256,) * 6, 0.25),
     "large last, r = 1": ((1024, 256, 128, 128, 128), 1.0),
     "large first, r = 1": ((128, 128, 128, 256, 1024), 1.0),
@@ -223,6 +227,37 @@ def plans_of(
     return [(one.strategy, one.seconds, one.objective.lost) for one in every.values()]
 
 
+def groupings_of(
+    context: Context, density: float, ranks: int
+) -> list[tuple[Strategy, float, float]]:
+    """Return the same selections in the groups that finish first (OMGS), layer by layer (LAGS) and all in one, each with
+    its predicted seconds and the share of bits that it loses. What is small travels whole, in one bucket."""
+    plain = evaluate(context, seed_strategy(context.graph, Seed(data=ranks)))
+    how = ("top-k", density)
+    omgs = next(
+        one
+        for one in packings(context, plain, density, partial(run, context))
+        if (one.compressor, one.density) == how and not one.apart
+    )
+    shapes = {one: context.graph.tensors[one].shape for bucket in omgs.buckets for one in bucket}
+    large = [bucket for bucket in omgs.buckets if is_compressed(omgs, "float32", shapes[bucket[0]])]
+    small = tuple(bucket for bucket in omgs.buckets if bucket not in large)
+    layers = tuple(itertools.chain.from_iterable(large))
+    groups = {"OMGS": tuple(large), "LAGS": tuple((one,) for one in layers), "single": (layers,)}
+    found = [
+        evaluate(
+            context,
+            replace(
+                plain.strategy,
+                label=f"{name}, {len(buckets)} groups",
+                gradient_sync=replace(omgs, buckets=(*buckets, *small)),
+            ),
+        )
+        for name, buckets in groups.items()
+    ]
+    return [(one.strategy, one.seconds, one.objective.lost) for one in found]
+
+
 def run_case(name: str, link: str, ranks: int, options: argparse.Namespace) -> list[Ran]:
     """Plan, run the plans in turns, and return what was seen: the body of every rank."""
     widths, ratio = CASES[name]
@@ -245,9 +280,14 @@ def run_case(name: str, link: str, ranks: int, options: argparse.Namespace) -> l
     captured = capture(module, batch)
     table = options.table
     context = Context.of(captured.graph, cluster, table, Training(optimizer_states=0))
-    told: list[Any] = [
-        plans_of(context, options.least_sent, ranks) if dist.get_rank() == 0 else None
-    ]
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        density = options.groupings
+        told = [
+            groupings_of(context, density, ranks)
+            if density
+            else plans_of(context, options.least_sent, ranks)
+        ]
     dist.broadcast_object_list(told)
     executors = list[Executor]()
     for strategy, _, _ in told[0]:
@@ -263,7 +303,9 @@ def run_case(name: str, link: str, ranks: int, options: argparse.Namespace) -> l
     return [
         Ran(
             case=f"{name}, {ranks} ranks, {link}",
-            ways=packing_words(strategy.gradient_sync)
+            ways=strategy.label
+            if options.groupings
+            else packing_words(strategy.gradient_sync)
             if strategy.gradient_sync.compressors
             else "whole",
             is_chosen=place == 0,
@@ -321,6 +363,7 @@ def run_setting(link: str, ranks: int, options: argparse.Namespace) -> list[Ran]
         extra = {} if link == "loopback" else {"GLOO_SOCKET_IFNAME": "eth0"}
         words = ["--links", link, "--world", str(ranks), "--meet", meet, "--out", str(out)]
         words += ["--only", options.only, "--turns", str(options.turns)]
+        words += ["--groupings", str(options.groupings)]
         words += ["--seconds", str(options.seconds), "--least-sent", str(options.least_sent)]
         run_ranks(before, (__file__, *words), extra, 600)
         return [Ran(**json.loads(line)) for line in out.read_text().splitlines()]
@@ -360,6 +403,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a case's steps")
     parser.add_argument("--least-sent", type=float, default=0.001)
+    parser.add_argument("--groupings", type=float, default=0.0, help="of selections of a density")
     for hidden in ("--rank", "--world"):
         parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
     for hidden in ("--meet", "--out"):

@@ -29,6 +29,7 @@ from shardwright.lossy import Tolerance, Transport, UdpRank, join
 from shardwright.lossy.labels import labelled
 from shardwright.lossy.messages import uniform
 from shardwright.lossy.settings import lost_at_most
+from shardwright.runtime.waking import wait_when_woken
 from tests.hosts import hosts, why_not
 
 MTU = 1500
@@ -101,6 +102,7 @@ def timed(waits, barrier) -> list[float]:
 def rank_main(rank: int, name: str, options, barrier, results) -> None:
     enter(name)
     torch.set_num_threads(1)
+    wait_when_woken()  # as where ranks train
     size = options.senders + 1
     dist.init_process_group("gloo", rank=rank, world_size=size, init_method="tcp://10.84.0.1:29511")
     bytes_per_second = float(re.sub(r"\D", "", options.rate)) * 1e6 / 8

@@ -11,7 +11,7 @@ import torch
 from shardwright.ddp import Compression, Compressor
 from shardwright.ddp.hooks import Load, reshared, wire_bytes
 from shardwright.errors import InputError
-from shardwright.runtime.compression import largest
+from shardwright.runtime.compression import Sparse, largest, merged, split
 from tests.ddp import emulator
 from tests.ddp.local import averaged, copied, on_ranks
 
@@ -238,6 +238,61 @@ def test_what_is_few_bytes_travels_with_what_comes_next_as_if_it_were_one_bucket
     monkeypatch.setattr("shardwright.ddp.compressor.AT_ONCE", 1)
     ((_, _, sent), *_), _ = on_ranks(3, in_buckets)
     assert all(sent)
+
+
+@pytest.mark.parametrize("method", [*FLAT, "powersgd", "bfloat16"])
+def test_means_are_written_into_the_memory_of_a_bucket_what_travels_whole_between_them(method):
+    inputs = drawn(3, steps=3)
+    chosen = settings(method, momentum=0.5 if method in SPARSE else 0.0)
+    expected, others, _ = averaged(chosen, inputs)
+
+    def in_one_memory(wire):
+        compressor, found = Compressor(chosen, wire), []
+        for step in inputs:
+            names = ("first.weight", "bias", "second.weight")
+            memory = torch.full((200,), 7.0, dtype=torch.float64)  # of others at both ends
+            sizes = [11, *[step[wire.rank][name].numel() for name in names]]
+            parts = memory.split([*sizes, 200 - sum(sizes)])
+            gradients = {
+                name: part.view(SHAPES[name]) for name, part in zip(names, parts[1:-1], strict=True)
+            }
+            for name, one in gradients.items():
+                one.copy_(step[wire.rank][name])
+            compressor.average(gradients)
+            assert bool((torch.cat([parts[0], parts[-1]]) == 7).all())
+            found.append(gradients)
+        return found, compressor
+
+    results, _ = on_ranks(3, in_one_memory)
+    for rank, (found, compressor) in enumerate(results):
+        for name in SHAPES:
+            means = [step[rank][name] for step in expected]
+            for mean, one in zip(means, found, strict=True):
+                torch.testing.assert_close(one[name], mean, rtol=0, atol=1e-14)
+            owes = [one.owed(name) for one in (compressor, others[rank])]
+            assert owes == [None, None] or torch.allclose(*owes, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_selections_of_several_units_are_merged_each_by_itself(seed):
+    generator = np.random.default_rng(seed)
+    counts, both = generator.integers(1, 6, 4).tolist(), []
+    for _ in range(2):
+        indices = [generator.permutation(8)[:count] for count in counts]
+        values = generator.integers(-2, 3, sum(counts)).astype(np.float64)  # many are equal
+        both.append(Sparse(torch.from_numpy(np.concatenate(indices)), torch.from_numpy(values)))
+    kept, rests = merged(*both, counts)
+    parts = zip(*(split(one, counts) for one in (*both, kept)), rests, counts, strict=True)
+    for first, second, held, rest, count in parts:
+        sums: dict[int, float] = {}
+        for one in (first, second):
+            for index, value in zip(one.indices.tolist(), one.values.tolist(), strict=True):
+                sums[index] = sums.get(index, 0.0) + value
+        order = sorted(sums, key=lambda index: (-abs(sums[index]), index))
+        wanted = [(index, sums[index]) for index in order]
+        found = zip(held.indices.tolist(), held.values.tolist(), strict=True)
+        assert list(found) == (wanted[:count] + [(0, 0.0)] * count)[:count]
+        assert list(zip(rest.indices.tolist(), rest.values.tolist())) == wanted[count:]
 
 
 def test_momentum_is_masked_where_something_was_sent():

@@ -144,7 +144,7 @@ class Compressor:
     def _carry_on(self, means: Mapping[str, Tensor]) -> None:
         """Give the momentum that the optimizer has not to what travelled whole, behind the sum."""
         for name, velocity in self._velocities(means).items() if self.settings.momentum else ():
-            self._kept["velocity"][name] = velocity.clone()
+            self._kept["velocity"][name] = velocity
             means[name].copy_(velocity.view(means[name].shape))
 
     def _clip(self, gradients: Iterable[Tensor]) -> None:
@@ -182,7 +182,6 @@ class Compressor:
         self._carry_on(plain)
         for each, one in zip(packed, found, strict=True):
             self._commit(each, one)
-            _scatter(one.mean, list(each.packed.values()))
 
     def _exchanged(self, packed: Sequence[_Taken]) -> list[Exchanged]:
         begun = [(cast(Lot, each.lot), each.mine) for each in packed]
@@ -195,13 +194,14 @@ class Compressor:
             gradient.fill_(math.nan)
 
     def _velocities(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients as they enter the selection: flat, wide, and with momentum."""
+        """Return gradients as they enter the selection: flat, wide, and, with momentum, in memory of their own."""
         found = dict[str, Tensor]()
         for name, gradient in gradients.items():
             wide = gradient.reshape(-1).to(torch.promote_types(gradient.dtype, torch.float32))
             before = self._kept["velocity"].get(name)
-            if self.settings.momentum and before is not None:
-                wide = before.to(wide.device).mul(self.settings.momentum).add_(wide)
+            if self.settings.momentum:
+                so_far = torch.zeros_like(wide) if before is None else before.to(wide.device)
+                wide = so_far.mul(self.settings.momentum).add_(wide)
             found[name] = wide
         return found
 
@@ -242,6 +242,8 @@ class Compressor:
         if self.settings.is_sparse and self.settings.scope == "bucket":
             names, shapes, kept = ["\n".join(names)], [flat.shape], [sum(kept)]
         lot = Lot(flat, names, shapes, kept, self.settings, self._select, self.wire.size)
+        if len(names) == len(gradients):
+            _put_in_place(lot, list(gradients.values()))
         if self.settings.method == "powersgd":
             lot.factors = {n: self._factor(n, s, flat) for n, s in zip(names, shapes, strict=True)}
         return lot
@@ -277,8 +279,10 @@ class Compressor:
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def _commit(self, taken: _Taken, found: Exchanged) -> None:
-        """Keep what this step leaves behind."""
-        sizes = [one.numel() for one in taken.packed.values()]
+        """Put means in the place of gradients, and keep what this step leaves behind."""
+        sizes, lot = [one.numel() for one in taken.packed.values()], cast(Lot, taken.lot)
+        if not lot.is_in_place:
+            _scatter(lot.means, list(taken.packed.values()))
         if self.settings.residual != "none":
             self._kept["residual"].update(zip(taken.packed, found.owed.split(sizes), strict=True))
         if self.settings.momentum and found.sent is not None:
@@ -287,7 +291,7 @@ class Compressor:
             parts = map(torch.clone, velocity.split(sizes))
             self._kept["velocity"].update(zip(taken.packed, parts, strict=True))
         if self.settings.method == "powersgd" and self.settings.warm_start:
-            self._kept["factor"].update(cast(Lot, taken.lot).factors)
+            self._kept["factor"].update(lot.factors)
 
     def state_dict(self) -> State:
         """Return what this rank must find again to go on exactly; every rank saves its own."""
@@ -349,6 +353,16 @@ def _means(terms: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         for name, tensor in one.items():
             sums[name] = sums[name] + tensor if name in sums else tensor
     return {name: total / len(terms) for name, total in sums.items()}
+
+
+def _put_in_place(lot: Lot, gradients: Sequence[Tensor]) -> None:
+    """Let the means of a lot lie where the gradients do, if these share one memory, as DistributedDataParallel's do
+    that of their bucket."""
+    memory, dtype = gradients[0].untyped_storage(), lot.flat.dtype
+    is_one = all(one.untyped_storage().data_ptr() == memory.data_ptr() for one in gradients)
+    if is_one and all(one.is_contiguous() and one.dtype is dtype for one in gradients):
+        lot.means = gradients[0].as_strided((memory.nbytes() // dtype.itemsize,), (1,), 0)
+        lot.places, lot.is_in_place = [int(one.storage_offset()) for one in gradients], True
 
 
 def _scatter(flat: Tensor, tensors: Sequence[Tensor]) -> None:

@@ -23,12 +23,14 @@ from shardwright.runtime.compression import (
     Sparse,
     after_round,
     all_finite,
+    joined,
     left_product,
     orthonormal,
     packed,
     quantised,
     right_product,
     signs,
+    split,
     unpacked,
     unsigned,
 )
@@ -41,8 +43,9 @@ Select = Callable[[Tensor, int, str], Tensor]
 class Lot:
     """Gradients of one bucket that are compressed together.
 
-    ``flat`` holds the units one after another; ``sizes``, ``kept``, ``names`` and ``shapes`` have an entry for
-    each. ``factors`` are PowerSGD's Q by name, replaced by those of this step.
+    ``flat`` holds the units one after another; ``sizes``, ``kept``, ``names``, ``shapes`` and ``places`` have an entry
+    for each. Means of all ranks are put in ``means``, those of a unit from its place on; where that ``is_in_place``,
+    it is the gradients' own memory. ``factors`` are PowerSGD's Q by name, replaced by those of this step.
     """
 
     flat: Tensor
@@ -53,6 +56,17 @@ class Lot:
     select: Select
     ranks: int
     factors: dict[str, Tensor] = field(default_factory=dict)
+    means: Tensor = field(init=False)
+    places: Sequence[int] = field(init=False)
+    is_in_place: bool = False
+
+    def __post_init__(self) -> None:
+        self.means, self.places = torch.empty_like(self.flat), self.starts
+
+    @property
+    def starts(self) -> list[int]:
+        """Where the units begin in ``flat``."""
+        return [sum(self.sizes[:place]) for place in range(len(self.sizes))]
 
     @property
     def sizes(self) -> list[int]:
@@ -62,6 +76,21 @@ class Lot:
     def units(self) -> Sequence[Tensor]:
         """Return the units as views."""
         return self.flat.split(self.sizes)
+
+    def unit_means(self) -> list[Tensor]:
+        """Return where the means of the units belong, as views."""
+        return [self.means[at : at + size] for at, size in zip(self.places, self.sizes)]
+
+    def away(self) -> Tensor:
+        """Return of each element that is kept how far behind its place in ``flat`` that in ``means`` is."""
+        shifts = [at - start for at, start in zip(self.places, self.starts, strict=True)]
+        both = (torch.tensor(one, device=self.flat.device) for one in (shifts, self.kept))
+        return torch.repeat_interleave(*both, output_size=sum(self.kept))
+
+    def put(self, flat: Tensor) -> None:
+        """Let the means be these, as flat as the units."""
+        for mean, part in zip(self.unit_means(), flat.split(self.sizes), strict=True):
+            mean.copy_(part)
 
     def load(self) -> Load:
         """Return what exchanging it costs by."""
@@ -86,11 +115,9 @@ class Lot:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What came of a lot: ``mean`` of what all ranks sent, what this rank ``owes`` (the lot's own memory, where
-    that saves some), whether all that came ``is_finite``, and the indices that it ``sent``, where it selected
-    some."""
+    """What came of a lot, whose means are in their place: what this rank ``owes`` (the lot's own memory), whether
+    all that came ``is_finite``, and the indices that it ``sent``, where it selected some."""
 
-    mean: Tensor
     owed: Tensor
     is_finite: bool
     sent: Tensor | None = None
@@ -107,25 +134,28 @@ def _dense(begun: Sequence[tuple[Lot, Tensor]], wire: Wire) -> list[Exchanged]:
         # What is as wide as it was loses nothing.
         sent = mine.to(lot.flat.dtype) * wire.size if mine.dtype != lot.flat.dtype else lot.flat
         lot.flat.sub_(sent)
-        mean = total.to(lot.flat.dtype)
-        found.append(Exchanged(mean, lot.flat, bool(all_finite(mean))))
+        lot.put(total)
+        found.append(Exchanged(lot.flat, bool(all_finite(total))))
     return found
 
 
 def _selected(lot: Lot) -> Sparse:
-    """Take the selections of all units out of a lot, each of as many elements as are kept."""
+    """Take the selections of all units out of a lot, each of as many elements as are kept. All means are 0 from here
+    on, so that only what comes is written behind the exchange."""
+    for mean in lot.unit_means():
+        mean.zero_()
     units = list[Sparse]()
-    starts = _starts(lot.sizes)
-    for unit, name, count, start in zip(lot.units(), lot.names, lot.kept, starts, strict=True):
+    for unit, name, count, start in zip(lot.units(), lot.names, lot.kept, lot.starts, strict=True):
         indices = lot.select(unit, count, name)
-        units.append(Sparse(indices + start, unit[indices]).padded(count))
+        sent = Sparse(indices, unit[indices]).padded(count)
+        units.append(Sparse(sent.indices + start, sent.values))
         unit[indices] = 0
-    return _joined(units)
+    return joined(units)
 
 
 def _top_k(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> list[Exchanged]:
     """Gather every rank's selections and add them in rank order."""
-    rows = wire.all_gather(packed(_joined([mine for _, mine in begun])))
+    rows = wire.all_gather(packed(joined([mine for _, mine in begun])))
     dtype = begun[0][0].flat.dtype
     return _added([unpacked(row, dtype) for row in rows], begun, wire)
 
@@ -139,7 +169,7 @@ def _g_top_k(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> list[Exchanged]
     """
     final = _merged_selection(begun, wire)
     rule = begun[0][0].settings.residual
-    finals = _split(final, [len(mine.indices) for _, mine in begun])
+    finals = split(final, [len(mine.indices) for _, mine in begun])
     for (lot, mine), kept in zip(begun, finals, strict=True) if rule == "paper" else ():
         refused = mine.values.masked_fill(torch.isin(mine.indices, kept.indices), 0)
         lot.flat.index_add_(0, mine.indices, refused)
@@ -150,15 +180,14 @@ def _added(
     terms: Sequence[Sparse], begun: Sequence[tuple[Lot, Sparse]], wire: Wire
 ) -> list[Exchanged]:
     """Add selections in their order to means. Only they are looked at: all other elements are 0."""
+    is_finite = all(bool(all_finite(one.values)) for one in terms)
+    away = torch.cat([lot.away() for lot, _ in begun])
     counts = [len(mine.indices) for _, mine in begun]
-    found = list[Exchanged]()
-    for (lot, mine), *given in zip(begun, *(_split(one, counts) for one in terms), strict=True):
-        mean, is_finite = torch.zeros_like(lot.flat), True
-        for one in given:
-            mean.index_add_(0, one.indices, one.values / wire.size)
-            is_finite = is_finite and bool(all_finite(one.values))
-        found.append(Exchanged(mean, lot.flat, is_finite, mine.indices[mine.values != 0]))
-    return found
+    for one in terms:
+        moved = split(Sparse(one.indices + away, one.values / wire.size), counts)
+        for (lot, _), part in zip(begun, moved, strict=True):
+            lot.means.index_add_(0, part.indices, part.values)
+    return [Exchanged(lot.flat, is_finite, mine.indices[mine.values != 0]) for lot, mine in begun]
 
 
 def _merged_selection(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> Sparse:
@@ -167,28 +196,28 @@ def _merged_selection(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> Sparse
     lots, mine = zip(*begun, strict=True)
     settings, dtype = lots[0].settings, lots[0].flat.dtype
     kept = list(chain.from_iterable(lot.kept for lot in lots))
-    held = own = _split(_joined(mine), kept)
+    held = own = split(joined(mine), kept)
     for turn in merge_rounds(settings.method, wire.size):
-        theirs = _passed_on(turn, wire, packed(_joined(held)))
+        theirs = _passed_on(turn, wire, packed(joined(held)))
         if theirs is None:
             continue
-        came = _split(unpacked(theirs, dtype), kept)
+        came = split(unpacked(theirs, dtype), kept)
         if turn.replaces:
             held = came
             continue
-        found = list(map(partial(after_round, turn, wire.rank), held, came, own))
+        found = after_round(turn, wire.rank, held, came, own)
         held, own = [one.held for one in found], [one.mine for one in found]
         if settings.residual == "conserving":
             _take_back(lots, [one.rest for one in found])
-    return _joined(held)
+    return joined(held)
 
 
 def _take_back(lots: Sequence[Lot], rests: Sequence[Sparse]) -> None:
     """Owe what merging dropped of each unit."""
     left = iter(rests)
     for lot in lots:
-        for one in islice(left, len(lot.kept)):
-            lot.flat.index_add_(0, one.indices, one.values)
+        rest = joined(list(islice(left, len(lot.kept))))
+        lot.flat.index_add_(0, rest.indices, rest.values)
 
 
 def _passed_on(turn: Round, wire: Wire, message: Tensor) -> Tensor | None:
@@ -199,18 +228,6 @@ def _passed_on(turn: Round, wire: Wire, message: Tensor) -> Tensor | None:
     if receiver >= 0:
         wire.send(message, receiver)
     return wire.receive(message, sender) if sender >= 0 else None
-
-
-def _split(sparse: Sparse, counts: Sequence[int]) -> list[Sparse]:
-    """Return the units of what ``_joined`` joined."""
-    parts = zip(sparse.indices.split(list(counts)), sparse.values.split(list(counts)), strict=True)
-    return [Sparse(*part) for part in parts]
-
-
-def _joined(units: Sequence[Sparse]) -> Sparse:
-    return Sparse(
-        torch.cat([unit.indices for unit in units]), torch.cat([unit.values for unit in units])
-    )
 
 
 Codes = tuple[
@@ -261,7 +278,8 @@ def _gathered(
             theirs = row[2 * place].clone().view(mine[1].dtype)
             mean += restored(row[2 * place + 1], theirs / wire.size, lot)
             is_finite = is_finite and bool(all_finite(theirs))
-        found.append(Exchanged(mean, lot.flat.sub_(restored(*mine, lot)), is_finite))
+        lot.put(mean)
+        found.append(Exchanged(lot.flat.sub_(restored(*mine, lot)), is_finite))
     return found
 
 
@@ -276,7 +294,7 @@ def _power_sgd(begun: Sequence[tuple[Lot, list[Tensor]]], wire: Wire) -> list[Ex
     lots = [lot for lot, _ in begun]
     lefts = _summed(list(chain.from_iterable(lefts for _, lefts in begun)), wire)
     if not all(bool(left.isfinite().all()) for left in lefts):
-        return [Exchanged(lot.flat, lot.flat, is_finite=False) for lot in lots]
+        return [Exchanged(lot.flat, is_finite=False) for lot in lots]
     lefts = [orthonormal(left) for left in lefts]
     matrices = list(chain.from_iterable(lot.matrices() for lot in lots))
     rights = [
@@ -288,13 +306,14 @@ def _power_sgd(begun: Sequence[tuple[Lot, list[Tensor]]], wire: Wire) -> list[Ex
 
 def _of_factors(lot: Lot, factors: Sequence[tuple[Tensor, Tensor]]) -> Exchanged:
     """Multiply the factors of a lot's matrices, and keep the right ones for the next step."""
-    mean = torch.empty_like(lot.flat)
-    for part, shape, (left, right) in zip(mean.split(lot.sizes), lot.shapes, factors, strict=True):
-        torch.mm(left, right.T, out=part.view(shape[0], -1))
+    both = zip(lot.unit_means(), lot.units(), strict=True)
+    for (mean, unit), shape, (left, right) in zip(both, lot.shapes, factors, strict=True):
+        torch.mm(left, right.T, out=mean.view(shape[0], -1))
+        unit.sub_(mean)
     rights = [right for _, right in factors]
     lot.factors.update(zip(lot.names, rights, strict=True))
     is_finite = all(bool(right.isfinite().all()) for right in rights)
-    return Exchanged(mean, lot.flat.sub_(mean), is_finite)
+    return Exchanged(lot.flat, is_finite)
 
 
 def _summed(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
@@ -302,10 +321,6 @@ def _summed(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
     wire.all_reduce(flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:place]) for place in range(len(sizes))]
 
 
 @dataclass(frozen=True, slots=True)

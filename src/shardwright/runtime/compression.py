@@ -7,6 +7,7 @@ to later steps, is said elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from shardwright.core.compression import Round
 
 NUMPYS = (torch.float32, torch.float64)  # what NumPy has, too
 MOST_ELEMENTS = 2**31 - 1  # of what one index of 32 bits can point into
+UNIT_BITS = 32  # of a key behind the number of its unit
 # Elements of which the largest are estimated, and how many of them are above the estimate at least.
 SAMPLE, LEAST_ABOVE = 4096, 16
 
@@ -109,23 +111,53 @@ def sampled_threshold(flat: Tensor, count: int, sample: int, generator: torch.Ge
     return float(torch.topk(flat[drawn].abs(), min(kept, sample)).values[-1])
 
 
-def merged(one: Sparse, other: Sparse, count: int) -> tuple[Sparse, Sparse]:
-    """Add two sparse tensors; return the ``count`` elements of largest magnitude, and the rest.
+def merged(one: Sparse, other: Sparse, counts: Sequence[int]) -> tuple[Sparse, list[Sparse]]:
+    """Add sparse tensors of several units, so many elements of each in either, unit behind unit; return as many of
+    largest magnitude of each, and the rest of each.
 
     The operator of gTop-k (Shi et al., ICDCS 2019). It is not associative. Equal magnitudes keep the
     lower index, so that whoever merges the same two in the same order has the same bits.
     """
-    indices, places = torch.unique(torch.cat([one.indices, other.indices]), return_inverse=True)
-    values = one.values.new_zeros(len(indices))
-    half = len(one.indices)
-    values.index_add_(0, places[:half], one.values)
-    values.index_add_(0, places[half:], other.values)
+    begins, of_one = _begins(one, counts), len(one.indices)
+    keys = torch.cat([one.indices | begins, other.indices | begins])
+    keys, order = torch.sort(keys, stable=True)
+    is_first = torch.ones_like(keys, dtype=torch.bool)
+    torch.ne(keys[1:], keys[:-1], out=is_first[1:])
+    # What torch.unique says, at a fifth of its time.
+    place = torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1)
+    keys = keys[is_first]
+    values = one.values.new_zeros(len(keys))
+    values.index_add_(0, place[:of_one], one.values)
+    values.index_add_(0, place[of_one:], other.values)
+    # By unit, in each by magnitude, of equal ones by index.
     order = torch.argsort(values.abs(), descending=True, stable=True)
-    kept, rest = order[:count], order[count:]
-    return (
-        Sparse(indices[kept], values[kept]).padded(count),
-        Sparse(indices[rest], values[rest]),
-    )
+    order = order[torch.argsort(keys[order] >> UNIT_BITS, stable=True)]
+    keys, values = keys[order], values[order]
+    unit, indices = keys >> UNIT_BITS, keys & (1 << UNIT_BITS) - 1
+    found, most = torch.bincount(unit, minlength=len(counts)), torch.tensor(counts).to(unit)
+    nth = torch.arange(len(keys), device=keys.device) - (found.cumsum(0) - found)[unit]
+    is_kept = nth < most[unit]
+    at = (nth + (most.cumsum(0) - most)[unit])[is_kept]
+    kept = Sparse(torch.zeros_like(one.indices), torch.zeros_like(one.values))
+    kept.indices[at], kept.values[at] = indices[is_kept], values[is_kept]
+    left = (found - most).clamp(min=0).tolist()
+    rest = zip(indices[~is_kept].split(left), values[~is_kept].split(left), strict=True)
+    return kept, [Sparse(*each) for each in rest]
+
+
+def _begins(sparse: Sparse, counts: Sequence[int]) -> Tensor:
+    """Return of each element of units of so many what makes its index one that no other unit has."""
+    both = (torch.tensor(one) for one in (list(range(len(counts))), counts))
+    units = torch.repeat_interleave(*both, output_size=len(sparse.indices))
+    return (units << UNIT_BITS).to(sparse.indices.device)
+
+
+def is_among(mine: Sparse, others: Sparse, counts: Sequence[int]) -> Tensor:
+    """Return which elements of a selection another one of equal units has, too."""
+    begins = _begins(mine, counts)
+    keys, theirs = mine.indices | begins, (others.indices | begins).sort().values
+    at = torch.searchsorted(theirs, keys).clamp_(max=max(0, len(theirs) - 1))
+    return theirs[at] == keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +170,42 @@ class Merged:
     rest: Sparse
 
 
-def after_round(turn: Round, place: int, held: Sparse, came: Sparse, mine: Sparse) -> Merged:
-    """Merge what ``came`` to a place in a round with what it held, ``mine`` of which is its own.
+def after_round(
+    turn: Round, place: int, held: Sequence[Sparse], came: Sequence[Sparse], mine: Sequence[Sparse]
+) -> list[Merged]:
+    """Merge what ``came`` to a place in a round with what it held, ``mine`` of which is its own: gradient by gradient.
 
     What is dropped goes back to who put it in, so that each keeps its own terms: the sum of all, released
     by one rank at once, is as many times as large a step.
     """
+    counts = [len(one.indices) for one in held]
     is_lower = place < turn.sender_to(place)
-    kept, rest = merged(*((held, came) if is_lower else (came, held)), len(held.indices))
+    lower, higher = map(joined, (held, came) if is_lower else (came, held))
+    together, rests = merged(lower, higher, counts)
+    kept = split(together, counts)
     if turn.receiver_of(place) < 0:
-        return Merged(kept, kept, rest)
-    is_left = torch.isin(mine.indices, kept.indices)
-    left, refused = (mine.values.masked_fill(one, 0) for one in (~is_left, is_left))
-    return Merged(kept, Sparse(mine.indices, left), Sparse(mine.indices, refused))
+        return [Merged(one, one, rest) for one, rest in zip(kept, rests, strict=True)]
+    own = joined(mine)
+    is_left = is_among(own, together, counts)
+    left, refused = (
+        split(Sparse(own.indices, own.values.masked_fill(away, 0)), counts)
+        for away in (~is_left, is_left)
+    )
+    ends = zip(kept, left, refused, strict=True)
+    return [Merged(held, mine, rest) for held, mine, rest in ends]
+
+
+def joined(units: Sequence[Sparse]) -> Sparse:
+    """Return selections one behind the other."""
+    return Sparse(
+        torch.cat([unit.indices for unit in units]), torch.cat([unit.values for unit in units])
+    )
+
+
+def split(sparse: Sparse, counts: Sequence[int]) -> list[Sparse]:
+    """Return what ``joined`` joined, of so many elements each."""
+    parts = zip(sparse.indices.split(list(counts)), sparse.values.split(list(counts)), strict=True)
+    return [Sparse(*part) for part in parts]
 
 
 def packed(sparse: Sparse) -> Tensor:

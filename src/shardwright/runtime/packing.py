@@ -125,8 +125,8 @@ def merge(
         return [*held, *going_on, *states]
     if turn.replaces:
         return [*came]
-    ends = zip(held, came, mine or held, strict=True)
-    found = [after_round(turn, place, *_selections(each, dtype)) for each in ends]
+    ends = [_selections(each, dtype) for each in (held, came, mine or held)]
+    found = after_round(turn, place, *ends)
     for residual, one in zip(states, found):
         _owe(residual, one.rest)
     left = [one.mine for one in found[: len(going_on)]]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from shardwright.core.compression import MERGED, SPARSE, is_compressed, sent_density
-from shardwright.core.costs import CostTable
+from shardwright.core.costs import CostTable, beneath_key, collective_key
 from shardwright.core.strategy import GradientSync
 from shardwright.planner.judge.compress import packings
 from shardwright.planner.judge.evaluate import evaluate, run
@@ -50,6 +52,41 @@ def test_on_many_hosts_merging_is_predicted_to_beat_gathering_as_the_formulas_sa
     # 2 k (P - 1) against 2 k log2 P elements: 30 against 8 times k.
     for density in (0.01, 0.004):
         assert seconds["gtop-k", density] < seconds["top-k", density]
+
+
+@pytest.mark.parametrize("held", [1e-5, 1e-4, 1e-3])
+def test_selections_travel_in_groups_no_slower_than_alone_or_all_at_once(held: float) -> None:
+    graph, where = residual(batch=16, width=64, depth=6), cluster(2, 1, flops=1e10, far=1e8)
+    ends, found = (2, 2, "0.8Gbit/s"), dict[str, float]()
+    for name in ("all_reduce", "all_gather"):
+        found[collective_key(name, *ends)] = 1e-4
+        found[beneath_key("held", name, *ends)] = held
+        found[beneath_key("stolen", name, *ends)] = 1e-5
+        found[beneath_key("waited", name, *ends)] = 1e-4
+    lines = {name: ((1.0, one, 0.0), (1e6, 2 * one, 0.0)) for name, one in found.items()}
+    context = Context.of(graph, where, CostTable(collectives=tuple(lines.items())), Training())
+    whole = evaluate(context, seed_strategy(graph, Seed(data=2)))
+    tried = packings(context, whole, 0.01, partial(run, context))
+    chosen = next(one for one in tried if one.compressor == "top-k" and one.density == 0.01)
+
+    def is_large(one: int) -> bool:
+        return is_compressed(chosen, "float32", graph.tensors[one].shape)
+
+    every = [one for bucket in chosen.buckets for one in bucket]
+    large, small = (tuple(filter(of, every)) for of in (is_large, lambda one: not is_large(one)))
+    rest = (small,) if small else ()
+    groups = {
+        "chosen": chosen.buckets,
+        "alone": (*[(one,) for one in large], *rest),
+        "single": (large, *rest),
+    }
+    seconds = {
+        name: evaluate(
+            context, replace(whole.strategy, gradient_sync=replace(chosen, buckets=buckets))
+        ).seconds
+        for name, buckets in groups.items()
+    }
+    assert seconds["chosen"] <= min(seconds.values()) * 1.01  # segments that are cut are not priced
 
 
 def test_nothing_is_tried_that_sends_less_than_is_allowed() -> None:

@@ -229,7 +229,7 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
     units = lane.units
     if how == WHOLE:
         zeros, sizes = [0.0] * len(units), [unit.bytes for unit in units]
-        cost = message_cost(context, lane.program, lane.message)
+        cost = message_cost(context, lane.program, lane.message, with_held=False)
         load = _load(context, lane, lane.message)
         return Way(packs=zeros, sums=zeros, sizes=sizes, cost=cost, load=load)
     gather = replace(lane.message, primitive="all_gather")
@@ -241,13 +241,13 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
             for unit in units
         ],
         sizes=[float(lane.ranks * _size(unit, how)) for unit in units],
-        cost=message_cost(context, lane.program, gather),
+        cost=message_cost(context, lane.program, gather, with_held=False),
         load=_load(context, lane, gather),
     )
 
 
 def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
-    """Return what messages take from the computation beneath them, where that was measured."""
+    """Return what messages take from the thread that computes, where that was measured."""
     if not is_measured(context.table):
         return None
     mesh = lane.program.meshes[message.mesh]
@@ -256,7 +256,7 @@ def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
     def load(sizes: Sizes) -> Sizes:
         ends = (devices, context.cluster, context.table)
         burdens = [message_burden(message.primitive, float(size), *ends) for size in sizes]
-        return np.array([burden.stolen for burden in burdens])
+        return np.array([burden.held + burden.stolen for burden in burdens])
 
     return load
 

@@ -325,8 +325,11 @@ def _ready(program: Program, timeline: Timeline, index: int) -> float:
     return float(timeline.end[before].max(initial=0.0))
 
 
-def message_cost(context: Context, program: Program, message: Message) -> Cost:
-    """Return the seconds of merged messages by their bytes; merged items are also copied.
+def message_cost(
+    context: Context, program: Program, message: Message, *, with_held: bool = True
+) -> Cost:
+    """Return the seconds of merged messages by their bytes; merged items are also copied. What they hold from the
+    thread that computes is among them unless the caller counts it there.
 
     Read off between powers of two, since merging asks for the cost of every pair of gradients.
     """
@@ -356,7 +359,7 @@ def message_cost(context: Context, program: Program, message: Message) -> Cost:
             held = message_burden(
                 message.primitive, 2**power, routes[0][0], context.cluster, context.table
             ).held
-            known[power] = slowest + context.prices.message_seconds + held
+            known[power] = slowest + context.prices.message_seconds + with_held * held
         return known[power]
 
     def cost(num_bytes: Sizes) -> Sizes:
