@@ -117,8 +117,10 @@ def sums_ahead(program: Program, *, on_host: bool) -> bool:
     On hosts' own cores such a message holds nothing up. On GPUs it is a kernel that runs until all are there; and
     where a mesh has all devices its messages, which take the same way, come in another order there.
     """
+    if not on_host:
+        return False
     most = max(len(mesh.devices) for mesh in program.meshes)
-    return on_host and most < len(program.strategy.devices)
+    return most < len(program.strategy.devices)
 
 
 def meets_at_end(program: Program, *, on_host: bool) -> bool:
@@ -128,9 +130,9 @@ def meets_at_end(program: Program, *, on_host: bool) -> bool:
     the norm of all gradients is, and so is whether they overflowed. Devices that only keep parameters have no forward to send
     the loss behind.
     """
-    forwards = np.unique(program.group[program.kind == Kind.FORWARD])
-    is_asked = bool((program.kind == Kind.CLIP).any()) or len(forwards) < len(program.meshes)
-    return is_asked or not sums_ahead(program, on_host=on_host)
+    if not sums_ahead(program, on_host=on_host) or (program.kind == Kind.CLIP).any():
+        return True
+    return len(np.unique(program.group[program.kind == Kind.FORWARD])) < len(program.meshes)
 
 
 def scatter_turns(

@@ -144,16 +144,15 @@ def test_the_rhythm_is_that_of_workers_who_run_their_lists_again_and_again(name,
 def test_orders_without_a_bubble_have_none_in_a_row(stages, pieces):
     """F, I and W equally long and transfers free: workers of ZB-H2 and ZB-V compute all the time (Qi et al., 2024), and
     1F1B waits for the first microbatch and the last in every step."""
-    for name, wanted in (
-        ("zb-h2", 3 * pieces),
-        ("zb-v", 3 * pieces),
-        ("1f1b", 3 * (pieces + stages - 1)),
-    ):
+    wanted: dict[NamedSchedule, int] = {
+        "zb-h2": 3 * pieces, "zb-v": 3 * pieces, "1f1b": 3 * (pieces + stages - 1),
+    }  # fmt: skip
+    for name, step in wanted.items():
         program = program_of(name, stages, pieces)
         share = stages / len(program.meshes)
         times = [StageTimes(forward=share, backward=share, weight=share)] * len(program.meshes)
         seconds = durations(program, times, [0.0] * stages)
-        assert simulate(program, seconds, meets=False).step_seconds == pytest.approx(wanted)
+        assert simulate(program, seconds, meets=False).step_seconds == pytest.approx(step)
 
 
 def test_a_prediction_is_of_steps_in_a_row_where_ranks_do_not_meet():
