@@ -496,3 +496,30 @@ def test_what_functions_of_a_model_remember_holds_nothing_of_its_trace() -> None
         assert not captured.graph.notes
         found = evaluate(captured, bind_tensors(captured, module, batch))
         torch.testing.assert_close(found, module(**batch))
+
+
+class Sliced(nn.Module):
+    """A bilateral grid: coefficients looked up in a low volume, at a depth that a guide says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.guide = nn.Conv2d(2, 8, 2, 2), nn.Conv2d(2, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = self.low(x).unflatten(1, (2, 4))
+        line = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype)
+        rows, columns = torch.meshgrid(line, line, indexing="ij")
+        depth = self.guide(x).squeeze(1).tanh()
+        where = torch.stack([columns.expand_as(depth), rows.expand_as(depth), depth], -1)
+        sliced = nn.functional.grid_sample(grid, where.unsqueeze(1), align_corners=True)
+        return (sliced.squeeze(2) * x).square().mean()
+
+
+def sliced() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Sliced().double(), {"x": torch.randn(4, 2, 4, 4, dtype=torch.float64)}
+
+
+def test_points_looked_up_in_volumes_are_split_and_leave_microbatches_possible() -> None:
+    ways = named(Seed(data=2, num_microbatches=2), Seed(tensor=2))
+    assert_equivalent(2, sliced, ways, partial(torch.optim.SGD, lr=1.0))

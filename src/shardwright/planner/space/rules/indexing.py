@@ -155,6 +155,13 @@ def searchsorted(call: Signature) -> Iteration:
     return equation(own if len(call.inputs[0]) > 1 else "sorted_sequence _, self b.. -> b..")(call)
 
 
+def grid_sampler(call: Signature) -> Iteration:
+    """Look up points of pictures or of volumes: each of what was asked for by itself, in all that there is."""
+    is_volume = len(call.inputs[0]) > 4
+    every, points = ("_ _ _", "d h w") if is_volume else ("_ _", "h w")
+    return equation(f"input n c {every}, grid n {points} _ -> n c {points}")(call)
+
+
 RULES: dict[str, Rule] = {
     "shardwright.embedding_bags": embedding_bags,
     "aten.embedding.default": embedding,
@@ -162,7 +169,7 @@ RULES: dict[str, Rule] = {
     "aten.searchsorted.Tensor": searchsorted,
     "aten.max_unpool2d.default": equation("self n c _ _, indices n c _ _ -> n c _ _"),
     "aten.bucketize.Tensor": equation("self b.., boundaries _ -> b.."),
-    "aten.grid_sampler.default": equation("input n c _ _, grid n h w _ -> n c h w"),
+    "aten.grid_sampler.default": grid_sampler,
     "aten.gather.default": gather,
     **family(
         scatter,

@@ -30,7 +30,11 @@ EXAMPLES = {
     **every("searchsorted.Tensor", call(L(-1, 0, 1), K(4, 6)), call(K(4, 5), K(4, 3))),
     **every("max_unpool2d.default", fixed((3, 5), call(F(4, 2, 3, 3), I(4, 2, 3, 3), [5, 5]))),
     **every("bucketize.Tensor", call(F(4, 6), L(-1, 0, 1))),
-    **every("grid_sampler.default", call(F(2, 4, 5, 5), U(2, 6, 8, 2), 0, 0, False)),
+    **every(
+        "grid_sampler.default",
+        call(F(2, 4, 5, 5), U(2, 6, 8, 2), 0, 0, False),
+        call(F(2, 4, 3, 5, 5), U(2, 4, 6, 8, 3), 0, 1, True),
+    ),
     **every("scatter.reduce", call(K(4, 6), 1, I(4, 2), K(4, 2), reduce="add")),
     **every("scatter.value_reduce", call(K(4, 6), 1, I(4, 2), 1.5, reduce="add")),
     **every("index_fill.int_Tensor", call(F(4, 6), 1, I(2), K())),
