@@ -148,9 +148,10 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
         found = kinds.solve(mix @ ways)
         for way, totals in zip(ways, found.totals, strict=True):
             cut = way @ totals
-            excess = cut[-1] / limit - 1
-            terms = sum(value * one for value, one in zip(cut[:-1].tolist(), means, strict=True))
-            program.addConstr(terms + float(excess) * price >= seconds)
+            factors = [*cut[:-1].tolist(), float(cut[-1] / limit - 1)]
+            # HiGHS refuses smaller ones. Without them it may mean otherwise, and any mean is a bound.
+            terms = zip(factors, [*means, price], strict=True)
+            program.addConstr(sum(by * one for by, one in terms if abs(by) > 1e-9) >= seconds)
         return float(found.values.min())
 
     smallest = met(np.append(np.zeros(bounds), 1.0))
