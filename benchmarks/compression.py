@@ -56,6 +56,7 @@ from shardwright.planner.search import survey
 from shardwright.planner.search.labels import packing_words
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.cores import wait_when_woken
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.profile.beneath import Chunk
 from shardwright.runtime.profile.collectives import (
@@ -67,7 +68,6 @@ from shardwright.runtime.profile.collectives import (
 )
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.race import Rules, race
-from shardwright.runtime.cores import wait_when_woken
 from tests.hosts import hosts, why_not
 
 BEHIND = 0.03

@@ -29,7 +29,7 @@ from shardwright.lossy import Tolerance, Transport, UdpRank, join
 from shardwright.lossy.labels import labelled
 from shardwright.lossy.messages import uniform
 from shardwright.lossy.settings import lost_at_most
-from shardwright.runtime.waking import wait_when_woken
+from shardwright.runtime.cores import wait_when_woken
 from tests.hosts import hosts, why_not
 
 MTU = 1500

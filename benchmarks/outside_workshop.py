@@ -1550,9 +1550,9 @@ def structural_similarity(batch_size: int = 8) -> Example:
                 self.similarity(out, y).clamp_min(1e-3) ** 0.6
                 * self.similarity(*small).clamp_min(1e-3) ** 0.4
             )
-            fo, fy = self.seen(out), self.seen(y)
-            go, gy = (torch.einsum("bchw,bdhw->bcd", f, f) / f[0].numel() for f in (fo, fy))
-            return (1 - alike).mean() + F.mse_loss(fo, fy) + (go - gy).pow(2).sum((1, 2)).mean()
+            fold, fy = self.seen(out), self.seen(y)
+            go, gy = (torch.einsum("bchw,bdhw->bcd", f, f) / f[0].numel() for f in (fold, fy))
+            return (1 - alike).mean() + F.mse_loss(fold, fy) + (go - gy).pow(2).sum((1, 2)).mean()
 
     return Net(), {"x": floats(batch_size, 3, 8, 8), "y": floats(batch_size, 3, 8, 8).roll(1, 3)}
 

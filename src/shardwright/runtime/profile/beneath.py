@@ -238,4 +238,4 @@ def _of_all(mine: Sequence[object], group: ProcessGroup) -> torch.Tensor:
 def _usual(rounds: Sequence[float]) -> Timing:
     """Return the mean of all rounds but the longest eighth: what is rare is in few steps, what is not adds up in each."""
     kept = sorted(rounds)[: max(1, len(rounds) * 7 // 8)]
-    return replace(summarise(rounds), seconds=max(statistics.mean(kept), 0.0))
+    return replace(summarise(list(rounds)), seconds=max(statistics.mean(kept), 0.0))
