@@ -126,7 +126,7 @@ def test_a_measuring_process_dies_with_its_parent_before_it_has_imported_anythin
     script = "import os, sys; from pathlib import Path\n"
     script += "from shardwright.runtime import workers\n"
     script += "sys.path.insert(0, sys.argv[1])\n"
-    script += "started = workers._start(Path(sys.argv[1], 1), 0); print(started.pid, flush=True); os._exit(0)"
+    script += "started = workers._start(Path(sys.argv[1]), 0, 1); print(started.pid, flush=True); os._exit(0)"
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, check=True
     )
