@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
-from shardwright.runtime.scratch import SHARED_MEMORY
+from shardwright.runtime.scratch import SHARED_MEMORY, scratch
 from shardwright.runtime.status import STATUS_DIRECTORY, STATUS_FOLDER, StatusFile
 from tests import zoo
 from tests.runtime.equivalence import captured_of
@@ -84,6 +85,15 @@ def test_the_status_that_every_instruction_writes_lies_in_memory_and_goes_with_t
     assert first == second
     assert first.parent == SHARED_MEMORY
     assert not first.exists()
+
+
+def test_a_private_folder_lies_among_temporary_files_where_its_parent_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    with scratch(tmp_path) as folder, scratch(tmp_path / "missing") as other:
+        assert (folder.parent, other.parent) == (tmp_path, Path(tempfile.gettempdir()))
+    assert not folder.exists()
+    assert not other.exists()
 
 
 def imported_by_capturing() -> int:

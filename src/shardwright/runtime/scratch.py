@@ -28,18 +28,18 @@ _MOST_OF_A_SOCKET = 103  # bytes of a path in macOS' sockaddr_un; Linux' has 107
 _OWNER = ".shardwright-owner"
 # Making a folder and claiming it takes no longer, unless its process was killed between the two.
 _CLAIMING_SECONDS = 10.0
+_ROOM = 2**20  # bytes
 
 
 @contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """Give a private folder that is removed afterwards, in ``parent`` where that can be written, else among temporary
-    files; and remove what killed processes left."""
+    """Give a private folder that is removed afterwards, in ``parent`` where that can be written and has some
+    room, else among temporary files; and remove what killed processes left."""
     sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
     sweep(_home_of_sockets(), _SOCKETS)
     sweep(SHARED_MEMORY, f"{PREFIX}*")
     drop_compiler_folder()
-    usable = parent is not None and os.access(parent, os.W_OK)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent if usable else None))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent if _has_room(parent) else None))
     lock = claim(folder)
     try:
         yield folder
@@ -47,6 +47,12 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         release(lock)
         drop_compiler_folder()
+
+
+def _has_room(parent: Path | None) -> bool:
+    if parent is None or not os.access(parent, os.W_OK):
+        return False
+    return shutil.disk_usage(parent).free >= _ROOM
 
 
 def claim(folder: Path, *, shared: bool = False) -> int:
