@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -76,6 +77,47 @@ def test_times_are_those_of_the_work_not_of_asking_for_it() -> None:
     np.testing.assert_array_equal(seen.start, [0.0, 10.0, 11.0, np.nan])
     np.testing.assert_array_equal(seen.end, [10.0, 11.0, 35.5, np.nan])
     np.testing.assert_array_equal(seen.asked, [np.nan, 31.0, np.nan, np.nan])
+
+
+class Heard:
+    """A work that notes which thread waits for it, and tells nobody else that it is complete."""
+
+    def __init__(self) -> None:
+        self.by: set[int] = set()
+
+    def get_future(self) -> None:
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        self.by.add(threading.get_ident())
+
+
+class Sent(Exchange):
+    """A message of one work."""
+
+    def __init__(self, work: Heard) -> None:
+        super().__init__(())
+        self.work = work
+
+    def issue(self) -> None:
+        self.pending = Pending((self.work,), torch.empty(0))  # type: ignore[arg-type]
+
+    def complete(self) -> None:
+        self._wait()
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_only_what_is_asked_for_later_is_waited_for_by_another_thread(is_at_once: bool) -> None:
+    message, ticks = Sent(Heard()), HostTicks()
+    between = () if is_at_once else ((1, lambda: None),)
+    actions = ((0, message.issue), *between, (0, message.complete), (1, lambda: None))
+    with ThreadPoolExecutor(1) as waiters:
+        clock = Stopwatch(2, StatusFile(0), ticks, waiters)
+        clock.walk(Compiled(actions, {0: message}))
+    assert (message.work.by == {threading.get_ident()}) == is_at_once
+    seen = clock.seen()
+    assert seen.start[0] <= seen.asked[0]
+    assert seen.start[0] <= seen.end[0] <= seen.end[1]
 
 
 def test_the_cpu_is_read_by_the_hosts_clock() -> None:

@@ -82,7 +82,8 @@ def _timed(
 
 class Stopwatch:
     """Walks instructions and notes when each began and ended; messages end when complete, which may
-    be long before anybody asks for them, as the ``waiters`` hear."""
+    be long before anybody asks for them, as the ``waiters`` hear. Of those that are asked for at once the rank hears it
+    itself: to be told by another thread takes some 90 us of a small one's 200."""
 
     def __init__(
         self, count: int, status: StatusFile, ticks: Ticks, waiters: ThreadPoolExecutor
@@ -99,6 +100,7 @@ class Stopwatch:
     def walk(self, compiled: Compiled) -> None:
         """Run one step."""
         words, mark = self.status.words, self.ticks.mark
+        at_once = _asked_at_once(compiled)
         for index, action in compiled.actions:
             words[1] = index + 1
             exchange = compiled.exchanges.get(index)
@@ -111,7 +113,10 @@ class Stopwatch:
                 self._end[index] = ended
             elif action == exchange.issue:
                 self._start[index], self._end[index] = began, ended
-                self._watch(index, exchange)
+                if index in at_once:
+                    self._travels[index] |= any(one.works for one in exchange.under_way())
+                else:
+                    self._watch(index, exchange)
             elif action == exchange.complete:
                 self._asked[index], self._finished[index] = began, ended
 
@@ -155,6 +160,20 @@ class Stopwatch:
 
     def _note_done(self, index: int) -> None:
         self._done[index].append(self.ticks.mark())
+
+
+def _asked_at_once(compiled: Compiled) -> set[int]:
+    """Return the messages that are waited for before anything is computed."""
+    started, found = set[int](), set[int]()
+    for index, action in compiled.actions:
+        exchange = compiled.exchanges.get(index)
+        if exchange is None:
+            started.clear()
+        elif action == exchange.issue:
+            started.add(index)
+        elif action == exchange.complete and index in started:
+            found.add(index)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
