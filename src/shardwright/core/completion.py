@@ -69,7 +69,7 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
         return nothing, nothing
     devices = [set(mesh.devices) for mesh in program.meshes]
     crosses = [_crosses(program, message, devices) for message in program.messages]
-    needs, crews = first_needs(program), crews_of(devices)
+    needs, crews = first_needs(program), connected(devices)
     own = [np.flatnonzero(program.group == mesh) for mesh in range(len(devices))]
     before: dict[int, int] = {}  # by message: the receive of the microbatch before
     last: dict[tuple[int, int], int] = {}  # by crews: no receive may be asked for before this
@@ -99,7 +99,7 @@ def _crosses(program: Program, message: Message, devices: Sequence[set[int]]) ->
     )
 
 
-def crews_of(meshes: Sequence[Collection[int]]) -> list[int]:
+def connected(meshes: Sequence[Collection[int]]) -> list[int]:
     """Return for each mesh, given by its devices, the first of those that it shares devices with, directly or by
     others."""
     crews = list(range(len(meshes)))

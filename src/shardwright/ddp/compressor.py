@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwright.core.compression import is_low_rank
-from shardwright.ddp.methods import METHODS, Exchanged, Load, Lot, wire_bytes
+from shardwright.ddp.methods import METHODS, Exchanged, Load, Lot, scatter, wire_bytes
 from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import Wire
 from shardwright.errors import InputError
@@ -139,7 +139,7 @@ class Compressor:
         """Average as DistributedDataParallel does, to the same bits: times 1 / ranks, then the sum."""
         flat = torch.cat([one.reshape(-1) for one in gradients]) * (1 / self.wire.size)
         self.wire.all_reduce(flat)
-        _scatter(flat, gradients)
+        scatter(flat, gradients)
 
     def _carry_on(self, means: Mapping[str, Tensor]) -> None:
         """Give the momentum that the optimizer has not to what travelled whole, behind the sum."""
@@ -282,7 +282,7 @@ class Compressor:
         """Put means in the place of gradients, and keep what this step leaves behind."""
         sizes, lot = [one.numel() for one in taken.packed.values()], cast(Lot, taken.lot)
         if not lot.is_in_place:
-            _scatter(lot.means, list(taken.packed.values()))
+            scatter(lot.means, list(taken.packed.values()))
         if self.settings.residual != "none":
             self._kept["residual"].update(zip(taken.packed, found.owed.split(sizes), strict=True))
         if self.settings.momentum and found.sent is not None:
@@ -363,8 +363,3 @@ def _put_in_place(lot: Lot, gradients: Sequence[Tensor]) -> None:
     if is_one and all(one.is_contiguous() and one.dtype is dtype for one in gradients):
         lot.means = gradients[0].as_strided((memory.nbytes() // dtype.itemsize,), (1,), 0)
         lot.places, lot.is_in_place = [int(one.storage_offset()) for one in gradients], True
-
-
-def _scatter(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    for tensor, part in zip(tensors, flat.split([one.numel() for one in tensors]), strict=True):
-        tensor.copy_(part.view(tensor.shape))

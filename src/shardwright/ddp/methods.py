@@ -89,8 +89,7 @@ class Lot:
 
     def put(self, flat: Tensor) -> None:
         """Let the means be these, as flat as the units."""
-        for mean, part in zip(self.unit_means(), flat.split(self.sizes), strict=True):
-            mean.copy_(part)
+        scatter(flat, self.unit_means())
 
     def load(self) -> Load:
         """Return what exchanging it costs by."""
@@ -111,6 +110,12 @@ class Lot:
         """Return the units as matrices."""
         pairs = zip(self.units(), self.shapes, strict=True)
         return [unit.view(shape[0], -1) for unit, shape in pairs]
+
+
+def scatter(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy what lies one after another to where each belongs."""
+    for tensor, part in zip(tensors, flat.split([one.numel() for one in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
 
 
 @dataclass(frozen=True, slots=True)

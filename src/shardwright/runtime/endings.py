@@ -17,6 +17,7 @@ from types import TracebackType
 import torch
 
 from shardwright.errors import ShardwrightError
+from shardwright.runtime.cores import RANK
 from shardwright.runtime.lifeline import die_with_agent
 from shardwright.runtime.stopped import stopped_neighbours
 
@@ -70,7 +71,7 @@ def prepare_ending() -> None:
             hook(kind, error, trace)
         else:
             _ENDING.is_interrupted = True
-            if os.environ.get("LOCAL_RANK", "0") == "0":  # all ranks got the same signal
+            if os.environ.get(RANK, "0") == "0":  # all ranks got the same signal
                 sys.stderr.write(f"error: {INTERRUPTED}\n")
 
     sys.excepthook = show

@@ -39,7 +39,7 @@ import torch.distributed.nn
 
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.allocator import keep_freed_memory
-from shardwright.runtime.cores import settle
+from shardwright.runtime.cores import RANK, RANKS, settle
 from shardwright.runtime.endings import cause, prepare_ending
 from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
@@ -258,8 +258,8 @@ def _rank_main(
     # Else workers of a rank's loaders were children of a fork server of its own, which import torch anew.
     multiprocessing.set_start_method(setting.starts, force=True)
     os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
+        "RANK": str(rank), RANK: str(rank), "WORLD_SIZE": str(size),
+        RANKS: str(size),
         STATUS_DIRECTORY: str(directory), STORE_FILE: str(directory / "store"),
     }  # fmt: skip
     torch.set_num_threads(1)

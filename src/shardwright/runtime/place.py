@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.errors import InputError
+from shardwright.runtime.cores import RANK, RANKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ def this_host(environment: Mapping[str, str] = os.environ) -> Host:
     shown = environment.get("CUDA_VISIBLE_DEVICES", "")
     return Host(
         gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
-        local_ranks=int(environment.get("LOCAL_WORLD_SIZE", environment.get("WORLD_SIZE", "1"))),
+        local_rank=int(environment.get(RANK, "0")),
+        local_ranks=int(environment.get(RANKS, environment.get("WORLD_SIZE", "1"))),
         is_given_one=bool(shown) and "," not in shown,
     )
 

@@ -106,6 +106,7 @@ def study(
         frontier, more = _after_trials(entry, question, captured, watch, solver)
         costs, num_shards = solver.last.context.table, num_shards + more
     watch.tell("estimating uncertainty", 1.0)
+    context = solver.context(costs)
 
     return Study(
         graph=graph,
@@ -113,7 +114,7 @@ def study(
         costs=costs,
         frontier=frontier,
         origin=_origin(question, costs),
-        spreads=tuple(spread_of(one, solver.context(costs)) for one in frontier.plans),
+        spreads=tuple(spread_of(one, context) for one in frontier.plans),
         curve=solver.points,
         plain=solver.plain,
         num_measured=num_links + num_shards,

@@ -16,12 +16,12 @@ from shardwright.core.costs import CostTable
 from shardwright.core.program import Kind, Program
 from shardwright.core.schedules import SCHEDULES, NamedSchedule
 from shardwright.planner.lower import lower
-from shardwright.planner.schedule import StageTimes, folded, order_of, pipeline_order, replay
+from shardwright.planner.schedule import StageTimes, order_of, replay
 from shardwright.planner.schedule.generators import GENERATED
 from shardwright.planner.schedule.pipeline import Action, Line
-from shardwright.planner.search.bounds import least_looped_rounds, least_rounds
 from shardwright.planner.simulate import simulate, simulate_on
 from shardwright.planner.space import Seed, seed_strategy
+from tests.planner.schedule.drawn import SECONDS, draw_pipeline
 from tests.planner.search.models import cluster, mlp
 
 PHASES = {
@@ -183,21 +183,7 @@ def test_a_prediction_is_of_steps_in_a_row_where_ranks_do_not_meet():
 def test_bounds_hold_for_steps_in_a_row(data, name, devices, pieces):
     """Whatever is cut how, also where updates of a stage run beneath the next step of another. What the paper calls the
     cost of a step, the longest span of a worker, is reached at least."""
-    entry = SCHEDULES[name]
-    chunks = 2 if entry.folds else data.draw(st.integers(1, 2)) if entry.chunks else 1
-    count = devices * chunks
-    some = st.sampled_from([0.0, 0.0, 1.0, 2.0]) | st.floats(0.0, 4.0)
-    stages = [
-        StageTimes(forward=data.draw(some), backward=data.draw(some), weight=data.draw(some))
-        for _ in range(count)
-    ]
-    once = [data.draw(some) for _ in range(devices)]
-    crews = tuple(tuple(range(k, count, devices)) for k in range(devices))
-    lines = pipeline_order(name, count, pieces, folded(count) if entry.folds else crews)
-    rounds, share = least_rounds(devices, pieces, name)
-    if name in ("interleaved", "looped-bfs"):
-        rounds = least_looped_rounds(devices, pieces, chunks)
-    work = sum(stage.forward + stage.backward + stage.weight for stage in stages)
-    found = rhythm(lines, stages, once)
-    assert found >= (rounds * work + share * sum(once)) * (1 - 1e-9)
+    lines, stages, least, share = draw_pipeline(data, name, devices, pieces, most_chunks=2)
+    once = [data.draw(SECONDS) for _ in range(devices)]
+    assert rhythm(lines, stages, once) >= (least + share * sum(once)) * (1 - 1e-9)
     assert rhythm(lines, stages) <= replay(lines, stages).span * (1 + 1e-9)

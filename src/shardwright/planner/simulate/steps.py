@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.completion import crews_of
+from shardwright.core.completion import connected
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
 
@@ -89,7 +89,7 @@ def _row_of(program: Program, wiring: Wiring, steps: int) -> _Row:
     crew has on every resource; the crew's first of the next step wait for that, and so does what is sent to it."""
     from shardwright.planner.simulate.full import Wiring
 
-    crew_of = np.unique(crews_of([m.devices for m in program.meshes]), return_inverse=True)[1]
+    crew_of = np.unique(connected([m.devices for m in program.meshes]), return_inverse=True)[1]
     crew = crew_of[program.group]
     computing = np.flatnonzero(program.computes)
     closers = computing[_first_of(crew[computing])]

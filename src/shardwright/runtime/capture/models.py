@@ -252,9 +252,8 @@ class _Maker:
         each = {tensor.shape[0] for tensor in made.values() if tensor.dim()}
         if len(each) > 1:
             return self.batch(batch_size, seq, trained_on=False)
-        return self._brought(
-            made, few, seq, trained_on=False
-        )  # not made again: that may build the whole model
+        # Not made again: that may build the whole model.
+        return self._brought(made, few, seq, trained_on=False)
 
     def rows_each(self, seq: int | None) -> int:
         """Return how many rows of the first tensor belong to one sample."""

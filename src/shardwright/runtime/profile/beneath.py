@@ -184,7 +184,7 @@ def _waited(start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGr
         computed = time.perf_counter()
         run_through(start)
         mine.append((time.perf_counter() - begin, computed - begin))
-    took, own = _of_all(mine, group).unbind(-1)
+    took, own = seen_by_all(mine, group).unbind(-1)
     return (took.mean(dim=0) - own.max(dim=0).values).tolist()
 
 
@@ -222,12 +222,12 @@ def _skew(chunk: Chunk, group: ProcessGroup) -> Timing:
         begin = time.perf_counter()
         chunk.run(times)
         mine.append(time.perf_counter() - begin)
-    ranks = _of_all(mine, group)
+    ranks = seen_by_all(mine, group)
     late = (ranks.max(dim=0).values - ranks.mean(dim=0)) / ranks.mean(dim=0)
     return _usual(late.tolist())
 
 
-def _of_all(mine: Sequence[object], group: ProcessGroup) -> torch.Tensor:
+def seen_by_all(mine: Sequence[object], group: ProcessGroup) -> torch.Tensor:
     """Return what every rank has seen, ranks first."""
     seen = torch.tensor(mine, dtype=torch.float64)
     rows = [torch.empty_like(seen) for _ in range(group.size())]

@@ -23,7 +23,7 @@ from shardwright.core.costs import Record, link_label
 from shardwright.core.legality import divisors
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.profile import operators
-from shardwright.runtime.profile.beneath import LONG_CHUNK_SECONDS, Chunk
+from shardwright.runtime.profile.beneath import LONG_CHUNK_SECONDS, Chunk, seen_by_all
 from shardwright.runtime.profile.clock import Timing
 from shardwright.runtime.profile.collectives import (
     PRIMITIVES,
@@ -176,18 +176,15 @@ def shared_cores() -> float:
     Ranks compute between points where they meet. What all of them do until the last is done, whoever had
     a core meanwhile, is what the cores do in that time.
     """
-    chunk = Chunk()
-    times = chunk.times(LONG_CHUNK_SECONDS, cast(ProcessGroup, dist.group.WORLD))
+    chunk, world = Chunk(), cast(ProcessGroup, dist.group.WORLD)
+    times = chunk.times(LONG_CHUNK_SECONDS, world)
     mine: list[tuple[float, float]] = []
     for _ in range(CROWDED_ROUNDS):
         dist.barrier()
         begin, before = time.perf_counter(), time.thread_time()
         chunk.run(times)
         mine.append((time.perf_counter() - begin, time.thread_time() - before))
-    lengths = torch.tensor(mine, dtype=torch.float64)
-    rows = [torch.empty_like(lengths) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, lengths)
-    took, own = torch.stack(rows).unbind(-1)
+    took, own = seen_by_all(mine, world).unbind(-1)
     if float((took / own).mean(dim=0).median()) < CROWDED:
-        return float(len(rows))
+        return float(world.size())
     return float((own.sum(dim=0) / took.max(dim=0).values).median())
