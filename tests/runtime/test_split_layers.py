@@ -75,5 +75,9 @@ def test_two_ranks_of_split_vocabularies_and_experts_train_as_one_process() -> N
 
 @pytest.mark.ranks
 def test_four_ranks_of_split_experts_train_as_one_process() -> None:
-    seeds = (Seed(expert=4), Seed(expert=2, tensor=2), Seed(data=2, expert=2, zero=3))
+    seeds = (
+        Seed(expert=4), Seed(expert=2, tensor=2), Seed(data=2, expert=2, zero=3),
+        Seed(expert=2, tensor=2, experts_over=("tensor",)),
+        Seed(data=2, tensor=2, sequence=True, experts_over=("tensor",)),
+    )  # fmt: skip
     assert_equivalent(4, zoo.switching, named(*seeds))

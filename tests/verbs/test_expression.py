@@ -97,7 +97,8 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
         ({"kv_heads": 3}, "dimensions not published"),
         ({"experts": 4, "experts_topk": 8}, "dimensions not published"),
         ({"recompute": "partial"}, "recomputation in part"),
-        ({"experts": 8, "experts_topk": 2, "ep": 32}, "experts beyond data"),
+        ({"experts": 8, "experts_topk": 2, "ep": 16}, "experts do not divide"),
+        ({"experts": 64, "experts_topk": 2, "ep": 64}, "experts in part of an axis"),
         ({"vpp": 17}, "stages beyond layers"),
         ({"notes": "head_dim 0"}, "dimensions not published"),
         ({"arch": "decoder, head size: 99999999999"}, "dimensions not published"),
@@ -116,6 +117,19 @@ def test_numbers_of_thousands_of_digits_in_words_are_no_more_than_large() -> Non
         {"sharding": f"zero-3 group size {LONG}"},
     ):  # fmt: skip
         assert said(**cells).seeds
+
+
+def test_experts_reach_over_the_other_axes_where_their_degree_does() -> None:
+    mixture = {"experts": 32, "experts_topk": 2}
+    for cells, within, over in (
+        ({"ep": 8}, 8, ()),
+        ({"ep": 32}, 16, ("tensor",)),
+        ({"ep": 32, "cp": 2, "dp": 8}, 8, ("context", "tensor")),
+        ({"ep": 32, "cp": 2, "tp": 1}, 16, ("context",)),
+    ):
+        (seed,) = said(**mixture, **cells).seeds
+        assert (seed.expert, seed.experts_over) == (within, over)
+        assert seed.expert_pieces == cells["ep"]
 
 
 def test_virtual_stages_are_an_interleaved_pipeline() -> None:

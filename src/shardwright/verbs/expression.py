@@ -6,8 +6,10 @@ case lists it; what cannot be said is refused with a reason, and counted.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.decoder import Decoder
@@ -90,6 +92,10 @@ ON_HOST = ("offload", "infinity", "nvme", "cpu")
 WHOLE = ("full", "block", "uniform", "checkpoint", "layer", "all")
 PARTS = re.compile(r"norm|\bact\b|moe|mlp|mla|proj|loss|budget")
 BEFORE_BFLOAT16 = ("V100", "T4", "P40", "1080")
+# Over which axes experts may lie besides data: the fewest that make up their degree.
+BESIDE_DATA: tuple[tuple[Literal["context", "tensor"], ...], ...] = (
+    (), ("context",), ("tensor",), ("context", "tensor"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +303,7 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     zero, group = _sharding(run, data)
     if expert > 1 and group > 1:
         raise Inexpressible("experts beyond data", f"ep {expert} with ZeRO groups of {group}")
+    within, over = _experts_over(run, data, tensor, context)
     counts, batch = _batches(run, data)
     if len(counts) > 1:
         assumed.append("microbatch")
@@ -308,14 +315,15 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     sequence = tensor > 1 and _is_sequence(run, assumed)
     return tuple(
         Seed(
-            data=data // group // expert,
+            data=data // group // within,
             group=group,
             tensor=tensor,
             stages=stages,
             chunks=chunks[count],
             schedule="interleaved" if chunks[count] > 1 else "1f1b",
             context=context,
-            expert=expert,
+            expert=within,
+            experts_over=over,
             zero=zero,
             num_microbatches=count,
             sequence=sequence,
@@ -334,9 +342,24 @@ def _degrees(run: PublishedRun) -> tuple[int, int, int, int, int]:
             "degrees and devices disagree",
             f"tp {tensor} x pp {stages} x cp {context} x dp {named} on {run.gpus}",
         )
-    if data % expert or (run.experts or expert) % expert:
-        raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
+    if (run.experts or expert) % expert:
+        raise Inexpressible("experts do not divide", f"ep {expert}, {run.experts} experts")
     return data, tensor, stages, context, expert
+
+
+def _experts_over(
+    run: PublishedRun, data: int, tensor: int, context: int
+) -> tuple[int, tuple[Literal["context", "tensor"], ...]]:
+    """Return over how many data-parallel devices experts lie, and which other axes split them as well: those that
+    their degree takes (Megatron-Core's groups of experts may reach over all but the stages)."""
+    expert, sizes = run.ep or 1, {"context": context, "tensor": tensor}
+    within = math.gcd(expert, data)
+    for over in BESIDE_DATA:
+        if within * math.prod(sizes[axis] for axis in over) == expert:
+            return within, over
+    raise Inexpressible(
+        "experts in part of an axis", f"ep {expert}, dp {data} x cp {context} x tp {tensor}"
+    )
 
 
 def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.decoder import Decoder
 from shardwright.core.graph import OperatorGraph
 from shardwright.files.clusterfile import parse_cluster
+from shardwright.planner.lower import lower
 from shardwright.planner.search import Context, Training, as_strategy, evaluate_closely
 from shardwright.planner.space import Seed
 from shardwright.runtime.capture import decoder as module
@@ -93,7 +95,7 @@ def test_eager_decoders_run_norms_step_by_step_and_experts_by_triton() -> None:
 def test_tokens_that_do_not_divide_by_experts_are_rounded_up() -> None:
     graph = capture_decoder(replace(EXPERTS, layers=1, experts=6), 16, "bfloat16")
     routed = [graph.tensors[one.inputs[0]].shape for one in graph.operators if "einsum" in one.kind]
-    assert [shape[:3] for shape in routed] == [(16, 6, 11)] * 2  # 32 tokens, each to 2 of 6
+    assert [shape[:3] for shape in routed] == [(16, 11, 6)] * 2  # 32 tokens, each to 2 of 6
 
 
 def test_only_adapters_are_trained() -> None:
@@ -132,6 +134,73 @@ def test_experts_lie_apart_and_so_do_their_states() -> None:
     held = 5 * 4 * 3 * 64 * 128 * (4 + 8 + 2)  # masters, states and weights of all experts
     saved = evaluate_closely(context, plain)[2].bytes - evaluate_closely(context, apart)[2].bytes
     assert saved >= 0.7 * held * 3 / 4
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        Seed(data=2, expert=2, tensor=2, sequence=True, experts_over=("tensor",)),
+        Seed(data=4, context=2, experts_over=("context",)),
+        Seed(data=2, context=2, tensor=2, experts_over=("context", "tensor")),
+    ],
+    ids=lambda seed: seed.label,
+)
+def test_experts_lie_over_other_axes_too(seed: Seed) -> None:
+    """Tokens go to them from all of these axes, and none of their weights is there twice."""
+    graph = capture_decoder(EXPERTS, 16, "bfloat16")
+    context = Context.of(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
+    strategy = as_strategy(context, seed)
+    axes = strategy.meshes[0].axes
+    mine = {"expert", *seed.experts_over} & {*axes}
+    for index, operator in enumerate(graph.operators):
+        if operator.kind == "aten.einsum.default":
+            split = {
+                axis
+                for axis, name in zip(axes, strategy.configs[index].dims, strict=True)
+                if name == "e"
+            }
+            assert split == mine
+    program = lower(graph, strategy)
+    tables = [t for t in graph.parameters if graph.tensors[t].name.endswith((".up", ".down"))]
+    pieces = {value.shape[0] for value in program.values if value.tensor in tables}
+    assert pieces == {EXPERTS.experts // seed.expert_pieces}
+    assert any(message.primitive == "all_to_all" for message in program.messages)
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"),
+    [
+        (Seed(data=4, expert=2), {"all_to_all": 4}),
+        (Seed(data=8), {}),
+        (Seed(data=4, context=2), {}),
+        (Seed(data=2, expert=2, tensor=2, sequence=True), {"all_to_all": 4, "all_gather": 2, "reduce_scatter": 2}),
+        (Seed(data=4, tensor=2, sequence=True), {"all_gather": 2, "reduce_scatter": 2}),
+        (Seed(data=4, tensor=2, sequence=True, experts_over=("tensor",)), {"all_to_all": 4}),
+        (Seed(data=2, expert=2, tensor=2, sequence=True, experts_over=("tensor",)), {"all_to_all": 8}),
+    ],
+    ids=lambda one: one.label if isinstance(one, Seed) else "",
+)  # fmt: skip
+def test_tokens_travel_to_experts_as_megatron_sends_them(
+    seed: Seed, expected: dict[str, int]
+) -> None:
+    """There and back, forward and backward: all-to-all over the devices among which experts lie apart, a gathering
+    and a reduction where each is split inside. Nothing but copies of tokens travels, and they do once."""
+    graph = capture_decoder(EXPERTS, 16, "bfloat16")
+    context = Context.of(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
+    program = lower(graph, as_strategy(context, seed))
+    routed = {  # tokens in order of their experts, and what these make of them
+        tensor
+        for operator in graph.operators
+        if operator.kind == "aten.einsum.default"
+        for tensor in (*operator.inputs, *operator.outputs)
+        if graph.tensors[tensor].producer >= 0
+    }
+    found = Counter[str]()
+    for message in program.messages:
+        if message.sources and program.values[message.sources[0]].tensor in routed:
+            found[message.primitive] += 1
+            assert program.values[message.sources[0]].shape[-1] == EXPERTS.hidden
+    assert found == {kind: 5 * count for kind, count in expected.items()}
 
 
 def test_an_embedding_is_split_with_the_scores_that_are_cast_before_the_loss() -> None:

@@ -7,6 +7,7 @@ or the loss over a vocabulary, closes it with a sum.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -34,6 +35,7 @@ def megatron_dims(
     opened = _opening_linears(graph, iterations, samples, pieces)
     opened |= _split_vocabularies(graph, iterations, opened, pieces)
     sharded: dict[int, int] = {}  # activation -> the dim that the axis shards
+    tokens: dict[int, int] = {}  # activation between these regions -> where its tokens lie
     dims: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
         iteration = iterations[index]
@@ -45,7 +47,10 @@ def megatron_dims(
             sharded |= iteration.handed_on(operator.outputs, name)
             _split_view_of_weight(graph, iterations, dims, index)
         elif not name and sample:
-            dims[index] = _sequence_dim(iteration, sample, pieces)
+            dims[index] = _sequence_dim(iteration, sample, pieces) or _passing(
+                iteration, iteration.met(operator.inputs, tokens), pieces
+            )
+            tokens |= iteration.handed_on(operator.outputs, dims[index])
     return dims
 
 
@@ -75,6 +80,15 @@ def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
     if len(names) != 3 or names[0] != sample or names[1] == "":
         return ""
     return names[1] if iteration.dim(names[1]).splits(pieces) else ""
+
+
+def _passing(iteration: Iteration, met: Sequence[str], pieces: int) -> str:
+    """Return the dim along which tokens pass through an operator that sees them in another shape (as routers of
+    experts do); "" where they end here or do not divide."""
+    for name in filter(None, met):
+        if not iteration.is_reduction(name) and iteration.dim(name).splits(pieces):
+            return name
+    return ""
 
 
 def _opening_linears(

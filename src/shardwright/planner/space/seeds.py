@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.schedules import SCHEDULES, ScheduleName
@@ -55,7 +56,9 @@ class Seed:
     keys and values (context parallelism); ``sequence`` only between the tensor-parallel regions.
     ``height`` and ``width`` split images (spatial parallelism) wherever their sizes allow; other
     operators split the samples instead where the batch divides, else they stay whole.
-    ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts.
+    ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts. ``experts_over``
+    are the axes of context and tensor parallelism that split the experts as well, instead of each of them inside
+    (Megatron-Core's expert tensor parallelism of 1).
     ``recompute`` recomputes every repeated block.
     ``chunks``: every stage's devices hold so many parts of the model, as an interleaved pipeline has
     them: the k-th device set parts k, k + stages, ... On a V (two chunks) the second run goes back.
@@ -71,6 +74,7 @@ class Seed:
     height: int = 1
     width: int = 1
     expert: int = 1
+    experts_over: tuple[Literal["context", "tensor"], ...] = ()
     zero: int = 0
     group: int = 1
     keeps: bool = False
@@ -80,6 +84,13 @@ class Seed:
     recompute: bool = False
     precision: Precision = "float32"
     staleness: Staleness = "none"
+
+    @property
+    def expert_pieces(self) -> int:
+        """Over how many devices the experts of a layer lie."""
+        over = self.experts_over
+        context, tensor = "context" in over, "tensor" in over
+        return self.expert * (self.context if context else 1) * (self.tensor if tensor else 1)
 
     @property
     def label(self) -> str:
@@ -95,7 +106,7 @@ class Seed:
             (self.keeps, "no reshard after forward"),
             (self.context > 1, f"context parallel x {self.context}"),
             (self.height * self.width > 1, f"spatial parallel x {' x '.join(map(str, sizes))}"),
-            (self.expert > 1, f"expert parallel x {self.expert}"),
+            (self.expert_pieces > 1, f"expert parallel x {self.expert_pieces}"),
             (self.tensor > 1, f"tensor parallel x {self.tensor}"),
             (self.sequence, "sequence parallel"),
             (self.stages > 1, f"{self.stages} stages{chunks} {order}"),
@@ -154,13 +165,16 @@ def _dims_by_axis(
         rest = _samples_or_nothing(iterations, found["data"], seed)
         for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
             found[axis] = spatial_dims(graph, iterations, rest, pieces, place)
-    split = seed.expert > 1 or seed.tensor > 1
-    experts = expert_dims(graph, iterations, seed.expert) if split else {}
+    split = seed.expert_pieces > 1 or seed.tensor > 1
+    experts = expert_dims(graph, iterations, seed.expert_pieces) if split else {}
     if seed.expert > 1:
         found["expert"] = found["data"] | experts
     if seed.tensor > 1:
         found["tensor"] = megatron_dims(graph, iterations, samples, seed.tensor, seed.sequence)
-        found["tensor"] |= inner_dims(graph, iterations, experts, seed.tensor)
+        if "tensor" not in seed.experts_over:
+            found["tensor"] |= inner_dims(graph, iterations, experts, seed.tensor)
+    for axis in seed.experts_over:
+        found[axis] |= experts
     return found
 
 

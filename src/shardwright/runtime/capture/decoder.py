@@ -193,15 +193,16 @@ class _Experts(nn.Module):
     Copies of tokens are put in order by one operator and added up by another, each moving what a
     permutation of the routed tokens moves. Which token goes where does not matter for the price.
     Where they are put back in order first, a copy moves what that moves. Shares that are no whole
-    tokens are rounded up.
+    tokens are rounded up. Neighbours in a sample go to different experts: a rank that has a part of a
+    sample's tokens has tokens of all.
     """
 
     def __init__(self, shape: Decoder) -> None:
         super().__init__()
         self.shape = shape
         self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
-        inner = 2 * shape.ffn if shape.gated else shape.ffn
-        self.up = nn.Parameter(torch.empty(shape.experts, shape.hidden, inner))
+        parts = (2, shape.ffn) if shape.gated else (shape.ffn,)  # gates lie beside what they open
+        self.up = nn.Parameter(torch.empty(shape.experts, shape.hidden, *parts))
         self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn, shape.hidden))
         self.shared = _FeedForward(replace(shape, ffn=shape.shared)) if shape.shared else None
 
@@ -213,15 +214,14 @@ class _Experts(nn.Module):
         missing = -num_copies % shape.experts
         if missing:
             copies = F.pad(copies, (0, 0, 0, missing))
-        # b samples, e experts, c tokens of a sample and expert, d hidden, f inner
-        routed = copies.unflatten(1, (shape.experts, -1))
-        inner = torch.einsum("becd,edf->becf", routed, self.up)
+        # b samples, c tokens of a sample and expert, e experts, d hidden, p gate and what it opens, f inner
+        routed = copies.unflatten(1, (-1, shape.experts))
         if shape.gated:
-            gate, inner = inner.chunk(2, -1)
+            gate, inner = torch.einsum("bced,edpf->bcepf", routed, self.up).unbind(-2)
             inner = _activated(gate, shape.activation) * inner
         else:
-            inner = _activated(inner, shape.activation)
-        made = torch.einsum("becf,efd->becd", inner, self.down)
+            inner = _activated(torch.einsum("bced,edf->bcef", routed, self.up), shape.activation)
+        made = torch.einsum("bcef,efd->bced", inner, self.down)
         made = made.flatten(1, 2)
         if missing:
             made = made[:, :num_copies]
