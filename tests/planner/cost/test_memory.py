@@ -82,15 +82,20 @@ def calls_alone(graph: OperatorGraph) -> list[Call]:
     ]
 
 
-def predicted(graph: OperatorGraph, has_backward: bool = True) -> tuple[int, tuple[int, int]]:
-    """Price the whole graph as one segment on one device."""
-    values = [
+def values_alone(graph: OperatorGraph) -> list[Value]:
+    """Return a value for every tensor, on one device."""
+    return [
         Value(
             tensor=index, mesh=0, layout=(), shape=spec.shape, dtype=spec.dtype,
             scope="step", role="activation",
         )
         for index, spec in enumerate(graph.tensors)
     ]  # fmt: skip
+
+
+def predicted(graph: OperatorGraph, has_backward: bool = True) -> tuple[int, tuple[int, int]]:
+    """Price the whole graph as one segment on one device."""
+    values = values_alone(graph)
     calls = calls_alone(graph)
     entries = tuple(i for i, spec in enumerate(graph.tensors) if spec.producer < 0)
     return SegmentMemory(graph, calls, values, entries).bytes((graph.loss,), has_backward)

@@ -7,19 +7,13 @@ in place where nobody else holds the first, and into a new tensor otherwise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Call, Value
-from shardwright.planner.cost.derivatives import base_kind, is_identity, passes_gradient
-
-CROSS_ENTROPIES = frozenset({
-    "cross_entropy_sum", "token_cross_entropy_sum", "cross_entropy_loss",
-    "vocabulary_cross_entropy_sum",
-})  # fmt: skip
-IN_PLACE = frozenset({"in place", "copied"})
+from shardwright.planner.cost.derivatives import is_identity, passes_gradient
+from shardwright.planner.cost.workspaces import backward_workspace
 
 
 def backward_peak(
@@ -172,7 +166,8 @@ class _Gradients:
 
     def workspace(self, call: Call) -> int:
         """Return what the kernel of a call's backward needs besides its results, if it runs."""
-        return self._workspace(call) if any(v in self.alive for v in call.results) else 0
+        runs = any(value in self.alive for value in call.results)
+        return backward_workspace(self.graph, call, self.values) if runs else 0
 
     def _is_trained(self, value: int) -> bool:
         return self.graph.tensors[self.values[value].tensor].needs_gradient
@@ -221,23 +216,3 @@ class _Gradients:
         gradient.holders -= 1
         if gradient.holders == 0:
             self.level -= gradient.size
-
-    def _workspace(self, call: Call) -> int:
-        """Return what a kernel needs besides its results: cross entropy takes two steps, and over a
-        split vocabulary four numbers, a place and two marks per token.
-
-        Other kernels, see ``derivatives``: where a vocabulary is split, ``loss_parallel`` adds
-        exponentials to marks before it scales the sum; ``in place`` needs no room for its result.
-        """
-        operator = self.graph.operators[call.operator]
-        bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
-        if bare not in CROSS_ENTROPIES:
-            return 0
-        scores = self.values[call.operands[0]]
-        if kernel in IN_PLACE:
-            return -scores.bytes
-        if bare == "vocabulary_cross_entropy_sum" and kernel != "log_softmax":
-            wide = max(4, DTYPE_BYTES[scores.dtype])
-            return (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
-        is_split = scores.shape[-1] < self.graph.tensors[operator.inputs[0]].shape[-1]
-        return scores.bytes * (2 if is_split else 1)

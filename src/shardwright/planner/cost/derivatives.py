@@ -79,7 +79,8 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 PRODUCTS = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "mul", "einsum", "inner", "tensordot",
-                      "kron", "mv", "dot", "conv1d", "conv2d", "conv3d", "convolution"})  # fmt: skip
+                      "kron", "mv", "dot", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
+                      "conv_transpose2d", "conv_transpose3d"})  # fmt: skip
 
 
 # Whose operands' gradients are their result's or parts of it, without a copy.
@@ -285,12 +286,24 @@ def _input_and_output(
 
 
 def _recurrent(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
-    """What the fused kernel (float32) keeps: about 17.5 numbers per step, layer and unit."""
-    floats = tuple(i for i in range(len(needs)) if graph.tensors[operator.inputs[i]].is_floating)
-    size = DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
-    layers = operator.attribute("num_layers", 1)
+    """What kernels keep of every layer, as multiples of its outputs, which are among them: gates and states as PyTorch
+    composes them of operators, what oneDNN keeps of an LSTM, states before the first step with it; and of sequences
+    whose first dim is samples a copy."""
+    floats = _floating(graph, operator.inputs)
+    layers, bare = operator.attribute("num_layers", 1), base_kind(operator.kind)
     depth = layers if isinstance(layers, int) else 1
-    return floats, (0,), lambda _i, o: 35 * depth * size * math.prod(o[0]) // 2
+    is_first = operator.attribute("batch_first") is True
+    fused = bare == "lstm" and graph.tensors[operator.inputs[0]].dtype != "float64"
+    each, before = (16.5, 14.4) if fused else (2.0 if bare.startswith("rnn") else 8.0, 0.0)
+    size = DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
+
+    def extra(inputs: Shapes, outputs: Shapes) -> int:
+        steps = inputs[0][1 if is_first and len(inputs[0]) > 2 else 0]
+        kept = (each + before / max(steps, 1)) * depth - 1
+        copied = math.prod(inputs[0]) if is_first else 0
+        return round(size * (kept * math.prod(outputs[0]) + copied))
+
+    return floats, (0,), extra
 
 
 SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]] = {
@@ -307,5 +320,6 @@ SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]]
     "max_pool2d_with_indices": _max_pool, "adaptive_avg_pool2d": _global_pool, "topk": _indices,
     "sort": _indices, "max": _indices, "min": _indices, "logsumexp": _input_and_output, "norm":
     _input_and_output, "linalg_vector_norm": _input_and_output, "prod": _input_and_output,
-    OPAQUE: _opaque, "lstm": _recurrent, "gru": _recurrent, "packed_recurrence": _recurrent,
+    OPAQUE: _opaque, "lstm": _recurrent, "gru": _recurrent, "rnn_tanh": _recurrent, "rnn_relu": _recurrent,
+    "packed_recurrence": _recurrent,
 }  # fmt: skip

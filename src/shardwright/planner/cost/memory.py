@@ -2,17 +2,16 @@
 
 Liveness over *storages*, not tensors: views share the storage of what they view. Counted are only
 storages made inside the segment; its inputs, outputs and parameters are values of the Program and
-counted there. Workspaces inside kernels are not known. Optimistic where an allocator fragments.
+counted there. Workspaces of kernels: see ``workspaces``. Optimistic where an allocator fragments.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.core.deferral import deferred_operands
-from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
+from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.core.program import Call, Segment, Value
 from shardwright.planner.cost.backward import backward_peak, split_peak
 from shardwright.planner.cost.derivatives import (
@@ -23,10 +22,9 @@ from shardwright.planner.cost.derivatives import (
     is_view,
     saved_tensors,
 )
+from shardwright.planner.cost.workspaces import forward_workspace
 
 Shapes = tuple[tuple[int, ...], ...]
-# What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
-LOGSUMEXP_ELEMENTS = 1 << 18
 
 
 @dataclass(slots=True)
@@ -240,7 +238,7 @@ def _keep(
         for v, shape in zip(call.results, call.result_shapes, strict=True)
     )
     storages.extra.append(extra(shapes, results))
-    storages.workspace.append(_forward_workspace(graph, call, values))
+    storages.workspace.append(forward_workspace(graph, call, values))
 
 
 def _through_alias(values: Sequence[Value], value: int) -> int:
@@ -284,28 +282,3 @@ def _forward_peak(
         peak = max(peak, level + storages.workspace[step])
     end = sum(storages.size[root] for root in lasting) + (sum(extra) if keeps_extra else 0)
     return max(0, peak - end)
-
-
-def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
-    """Return what a kernel needs besides its results: exponentials before they are added up, so
-    many at once, of scores that were widened to float32 first, a number for each row and each sum
-    (``runtime/capture/vocabulary.py``).
-
-    Where a vocabulary is split, ``loss_parallel`` has scores less their greatest beside the
-    log-probabilities that it makes of them, and so had Megatron-LM beside the scores.
-    """
-    operator = graph.operators[call.operator]
-    bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
-    if kernel == "log_softmax":
-        scores = values[call.operands[0]]
-        is_split = scores.shape[-1] < graph.tensors[operator.inputs[0]].shape[-1]
-        return scores.bytes if is_split else 0
-    if kernel == "copied":
-        return values[call.operands[0]].bytes
-    if bare != "vocabulary_logsumexp":
-        return 0
-    scores, sums = values[call.operands[0]], values[call.results[0]]
-    wide = max(4, DTYPE_BYTES[scores.dtype])
-    count = min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
-    copies = 1 if DTYPE_BYTES[scores.dtype] == wide else 2
-    return wide * (copies * count + count * (sums.shape[-1] + 1) // scores.shape[-1])

@@ -1,0 +1,184 @@
+"""What kernels need for a moment besides their operands and results, in forward and in backward.
+
+On CPUs these are PyTorch's and oneDNN's, seen through the allocator (torch 2.13, x86 with vectors of 512 bits; those of
+256 bits pad channels to 8): convolutions put what they read into blocks of channels, and read their results out of
+such; recurrences copy weights and gates. On GPUs only what software is known to need is counted: cuDNN's workspaces are
+not. Other software runs other kernels of the same operators: see ``derivatives``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
+from shardwright.core.program import Call, Value
+from shardwright.planner.cost.derivatives import base_kind
+
+# What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
+LOGSUMEXP_ELEMENTS = 1 << 18
+CROSS_ENTROPIES = frozenset({
+    "cross_entropy_sum", "token_cross_entropy_sum", "cross_entropy_loss",
+    "vocabulary_cross_entropy_sum",
+})  # fmt: skip
+IN_PLACE = frozenset({"in place", "copied"})
+CONVOLUTIONS = frozenset({
+    "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+})  # fmt: skip
+# Channels of a block; so few are read as they lie, by gradients of weights and by forward.
+LANES, FEW, FEWER_THAN = 16, 8, 16
+# What one image of at most so many numbers is convolved by: a product with copies of its pixels.
+SMALL_IMAGE, SMALL_KERNEL = 20480, 3
+# By the kind of a recurrence's kernel: so many times its outputs in forward, in backward, and of its recurrent weights
+# in backward, whichever of the two is more.
+COMPOSITE = {"LSTM": (4.0, 2.9, 3.24), "GRU": (3.0, 2.0, 3.0), "RNN": (1.0, 1.25, 4.0)}
+
+
+def forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
+    """Return the bytes that the kernel of a call needs besides its results."""
+    operator = graph.operators[call.operator]
+    if (found := _of_cpus(graph, operator, call, values)) is not None:
+        return found[0]
+    kernel = operator.attribute("kernel")
+    if kernel in ("copied", "log_softmax"):
+        scores = values[call.operands[0]]
+        return scores.bytes if kernel == "copied" or _is_split(graph, operator, scores) else 0
+    if base_kind(operator.kind) == "vocabulary_logsumexp":
+        return _exponentials(values[call.operands[0]], values[call.results[0]])
+    return 0
+
+
+def backward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
+    """Return the bytes that the kernels of a call's backward need besides all gradients that they make; less than
+    none where these come one by one, as what was saved goes.
+
+    Cross entropy takes two steps, and over a split vocabulary four numbers, a place and two marks per token.
+    Other kernels: where a vocabulary is split, ``loss_parallel`` adds exponentials to marks before it scales the sum;
+    ``in place`` needs no room for its result.
+    """
+    operator = graph.operators[call.operator]
+    if (found := _of_cpus(graph, operator, call, values)) is not None:
+        return found[1]
+    bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
+    if bare not in CROSS_ENTROPIES:
+        return 0
+    scores = values[call.operands[0]]
+    if kernel in IN_PLACE:
+        return -scores.bytes
+    if bare == "vocabulary_cross_entropy_sum" and kernel != "log_softmax":
+        wide = max(4, DTYPE_BYTES[scores.dtype])
+        return (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
+    return scores.bytes * (2 if _is_split(graph, operator, scores) else 1)
+
+
+def _is_split(graph: OperatorGraph, operator: Operator, scores: Value) -> bool:
+    """Whether devices have the scores of some classes only: ``loss_parallel``, and Megatron-LM once, then have scores
+    less their greatest beside what they make of them."""
+    return scores.shape[-1] < graph.tensors[operator.inputs[0]].shape[-1]
+
+
+def _exponentials(scores: Value, sums: Value) -> int:
+    """Return the bytes of exponentials before they are added up, so many at once, of scores that were widened to float32
+    first, a number for each row and each sum (``runtime/capture/vocabulary.py``)."""
+    wide = max(4, DTYPE_BYTES[scores.dtype])
+    count = min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
+    copies = 1 if DTYPE_BYTES[scores.dtype] == wide else 2
+    return wide * (copies * count + count * (sums.shape[-1] + 1) // scores.shape[-1])
+
+
+def _of_cpus(
+    graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]
+) -> tuple[int, int] | None:
+    """Return the workspaces of forward and backward where a CPU's kernel has them."""
+    if graph.backend != "cpu":
+        return None
+    if base_kind(operator.kind) in CONVOLUTIONS:
+        trains = graph.tensors[operator.inputs[0]].needs_gradient
+        return _convolution(operator, call, values, trains_input=trains)
+    if mode := recurrence(operator):
+        return _recurrence(mode, operator, call, values)
+    return None
+
+
+def recurrence(operator: Operator) -> str:
+    """Return what runs a recurrence on CPUs, "" for other operators: LSTM (in double precision, and packed), GRU or RNN
+    as PyTorch composes them, or ``fused``: oneDNN's LSTM."""
+    bare = base_kind(operator.kind)
+    if bare == "packed_recurrence":
+        return str(operator.attribute("mode", "LSTM")).split("_")[0]
+    return {"lstm": "fused", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}.get(bare, "")
+
+
+def _recurrence(
+    mode: str, operator: Operator, call: Call, values: Sequence[Value]
+) -> tuple[int, int]:
+    """Return the workspaces of a recurrence. In backward gradients of weights come layer by layer, and what was saved
+    goes meanwhile, so that they, and the input's, are less than none of them was there from the beginning."""
+    operands = [values[value] for value in call.operands]
+    named = zip(operator.input_names, operands, strict=True)
+    weights = [one for name, one in named if name.startswith("params")]
+    made = values[call.results[0]].bytes
+    later = sum(one.bytes for one in weights) + operands[0].bytes
+    if mode == "fused" and operands[0].dtype != "float64":
+        layer = sum(one.bytes for one in weights[-4:])
+        return 4 * made + layer, round(5.15 * made) + 3 * layer - later
+    forward, backward, recurrent = COMPOSITE["LSTM" if mode == "fused" else mode]
+    widest = max((one.bytes for one in weights[1:2]), default=0)
+    return round(forward * made), round(max(backward * made, recurrent * widest)) - later
+
+
+def _convolution(
+    operator: Operator, call: Call, values: Sequence[Value], *, trains_input: bool
+) -> tuple[int, int]:
+    """Return the workspaces of a convolution: of an image that is small, or in double precision, copies of its pixels for
+    a product; else blocks of channels, see the head of this module."""
+    image, weight = (values[value] for value in call.operands[:2])
+    result = values[next(value for value in call.results if value >= 0)]
+    kernel = math.prod(weight.shape[2:])
+    is_strided, is_transposed = _is_strided(operator), _is_transposed(operator)
+    if kernel == 1 and not is_strided and not is_transposed:
+        return 0, 0  # a product as it is
+    if result.dtype == "float64" or _is_small(image, weight):
+        pixels = math.prod(result.shape[2:]) * image.shape[0] * image.shape[1]
+        return (copies := pixels * kernel * DTYPE_BYTES[result.dtype]), copies
+    twice = (is_transposed, is_strided and not is_transposed)
+    return _blocked(image, weight, result, twice=twice, trains_input=trains_input)
+
+
+def _is_strided(operator: Operator) -> bool:
+    steps = operator.attribute("stride")
+    return isinstance(steps, tuple) and any(step != 1 for step in steps)
+
+
+def _is_transposed(operator: Operator) -> bool:
+    return "transpose" in operator.kind or operator.attribute("transposed") is True
+
+
+def _is_small(image: Value, weight: Value) -> bool:
+    """Whether PyTorch leaves an image to its own kernel: there is one, of few numbers, seen by a small one."""
+    few = math.prod(image.shape) <= SMALL_IMAGE
+    return few and image.shape[0] == 1 and max(weight.shape[2:]) <= SMALL_KERNEL
+
+
+def _blocked(
+    image: Value, weight: Value, result: Value, *, twice: tuple[bool, bool], trains_input: bool
+) -> tuple[int, int]:
+    """Return the workspaces of oneDNN: forward reads input and weights into blocks, makes blocks, then the result of
+    them; backward likewise, the gradient of the input first, then that of the weights. ``twice``: whether the result,
+    and the input's gradient, are read out of their blocks by way of another tensor."""
+    read, made = _in_blocks(image), _in_blocks(result)
+    weights = weight.bytes * read * made // max(image.bytes * result.bytes, 1)
+    seen = read if image.shape[1] >= FEWER_THAN else 0
+    forward = max(seen + weights + made - result.bytes, made + twice[0] * result.bytes)
+    backward = made + (read if image.shape[1] > FEW else 0) + weights - weight.bytes
+    if trains_input:
+        whole = read + twice[1] * image.bytes
+        first = max(made + weights + read - image.bytes, whole) - weight.bytes
+        backward = max(backward, first)
+    return forward, backward
+
+
+def _in_blocks(image: Value) -> int:
+    """Return the bytes of an image whose channels are filled up to whole blocks."""
+    channels = image.shape[1]
+    return image.bytes * (-(-channels // LANES) * LANES) // max(channels, 1)

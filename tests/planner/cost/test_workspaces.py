@@ -1,0 +1,137 @@
+"""What kernels of CPUs need for a moment, and recurrences keep, against PyTorch's allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.cost.memory import SegmentMemory
+from shardwright.planner.cost.workspaces import backward_workspace, forward_workspace
+from shardwright.runtime.allocations import allocations
+from shardwright.runtime.capture import capture
+from tests.planner.cost.test_memory import calls_alone, predicted, values_alone
+
+pytestmark = pytest.mark.torch
+Made = Callable[[], nn.Module]
+
+
+class Behind(nn.Module):
+    """A layer behind a scale, so that gradients of what it reads are wanted, too; returns the loss."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x * self.scale)
+        return (made if isinstance(made, Tensor) else made[0]).sum()
+
+
+def most(run: Callable[[], Any]) -> tuple[int, int, Any]:
+    """Return the most bytes alive, those at the end, beyond those before, and what came out."""
+    held, level, peak = list[Any](), 0, 0
+    for _, size in allocations(lambda: held.append(run())):
+        level += size
+        peak = max(peak, level)
+    return peak, level, held
+
+
+def peaks(layer: nn.Module, x: Tensor) -> tuple[int, int, int]:
+    """Return what the allocator saw of a layer: workspace of forward; what forward leaves besides its results; and
+    workspace of backward, all gradients being counted."""
+    torch.set_num_threads(1)
+    needs, weights = x.requires_grad_(), [*layer.parameters()]
+
+    def forward() -> Any:
+        return layer(needs)
+
+    for _ in range(2):  # oneDNN keeps what it made first
+        made = forward()
+        result = made if isinstance(made, Tensor) else made[0]
+        torch.autograd.grad(result, [needs, *weights], torch.ones_like(result))
+    top, left, held = most(forward)
+    result = held[0] if isinstance(held[0], Tensor) else held[0][0]
+    ones = torch.ones_like(result)
+    behind, _, gradients = most(lambda: torch.autograd.grad(result, [needs, *weights], ones))
+    size = result.numel() * result.element_size()
+    wanted = sum(one.numel() * one.element_size() for one in gradients[0])
+    return top - left, left - size, behind - wanted
+
+
+CONVOLUTIONS: list[tuple[Made, tuple[int, ...]]] = [
+    (partial(nn.Conv2d, 32, 16, 3, padding=1), (4, 32, 32, 32)),
+    (partial(nn.Conv2d, 16, 32, 3, stride=2, padding=1, bias=False), (8, 16, 32, 32)),
+    (partial(nn.Conv2d, 32, 64, 1), (4, 32, 32, 32)),
+    (partial(nn.Conv2d, 32, 32, 3, padding=1, groups=32), (4, 32, 32, 32)),
+    (partial(nn.Conv2d, 32, 32, 3, padding=1), (1, 32, 16, 16)),
+    (partial(nn.Conv2d, 16, 32, 3, padding=1, dtype=torch.float64), (4, 16, 16, 16)),
+    (partial(nn.Conv1d, 32, 64, 3, padding=1), (4, 32, 256)),
+    (partial(nn.Conv3d, 16, 16, 3, padding=1), (2, 16, 8, 16, 16)),
+    (partial(nn.ConvTranspose2d, 32, 16, 2, stride=2), (4, 32, 32, 32)),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), CONVOLUTIONS, ids=lambda one: str(one()) if callable(one) else ""
+)
+def test_convolutions_copy_what_the_allocator_sees(make: Made, shape: tuple[int, ...]) -> None:
+    """To a tenth of what goes in and out. Channels are whole blocks here, whatever the vectors' width."""
+    layer = make()
+    x = torch.randn(shape, dtype=next(layer.parameters()).dtype)
+    module, batch = Behind(layer).to(x.dtype), {"x": x}
+    graph = capture(module, batch).graph
+    call = next(one for one in calls_alone(graph) if "conv" in graph.operators[one.operator].kind)
+    values = values_alone(graph)
+    forward, _, backward = peaks(layer, x.clone())
+    ends = values[call.operands[0]].bytes + values[call.results[0]].bytes
+    assert forward_workspace(graph, call, values) == pytest.approx(forward, abs=0.1 * ends)
+    # What happens to the last gradients of parameters is not seen apart from their own size.
+    assert backward_workspace(graph, call, values) == pytest.approx(backward, abs=0.1 * ends)
+
+
+RECURRENCES: list[tuple[Made, tuple[int, ...]]] = [
+    (partial(nn.LSTM, 128, 256, 2, batch_first=True), (32, 32, 128)),
+    (partial(nn.LSTM, 64, 128), (32, 16, 64)),
+    (partial(nn.LSTM, 64, 128, 2, dtype=torch.float64), (16, 16, 64)),
+    (partial(nn.GRU, 128, 256, 2, batch_first=True), (32, 32, 128)),
+    (partial(nn.RNN, 64, 128), (32, 16, 64)),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), RECURRENCES, ids=lambda one: str(one()) if callable(one) else ""
+)
+def test_recurrences_keep_and_need_what_the_allocator_sees(
+    make: Made, shape: tuple[int, ...]
+) -> None:
+    layer = make()
+    x = torch.randn(shape, dtype=next(layer.parameters()).dtype)
+    graph = capture(Behind(layer).to(x.dtype), {"x": x}).graph
+    values, calls = values_alone(graph), calls_alone(graph)
+    place, call = next(
+        (place, one)
+        for place, one in enumerate(calls)
+        if graph.operators[one.operator].kind.split(".")[1] in ("lstm", "gru", "rnn_tanh")
+    )
+    forward, kept, backward = peaks(layer, x.clone())
+    made = values[call.results[0]].bytes
+    extra = SegmentMemory(graph, calls, values, ()).storages.extra[place]
+    assert extra == pytest.approx(kept, rel=0.03, abs=0.1 * made)
+    weights = sum(one.numel() * one.element_size() for one in layer.parameters())
+    assert forward_workspace(graph, call, values) == pytest.approx(forward, rel=0.1, abs=made / 2)
+    assert backward_workspace(graph, call, values) == pytest.approx(
+        backward, abs=0.15 * (weights + kept)
+    )
+
+
+def test_what_a_transposed_convolution_makes_is_not_kept() -> None:
+    layer = nn.ConvTranspose2d(16, 16, 2, stride=2)
+    graph = capture(Behind(layer), {"x": torch.randn(4, 16, 8, 8)}).graph
+    read = 4 * 16 * 8 * 8 * 4
+    saved, _ = predicted(graph)
+    assert saved == pytest.approx(read, rel=0.05)  # what it reads; the batch is not counted
