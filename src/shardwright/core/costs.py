@@ -103,6 +103,8 @@ def beneath_key(what: str, primitive: str, hosts: int, devices: int, link: str) 
 
 # Names what an optimizer with two states takes for one tensor, by its bytes.
 UPDATE = "update"
+# Names what adding a gradient of a later microbatch to the sum of those before takes, by its bytes.
+ADD = "add"
 # Names what compressing a gradient takes, or adding a rank's, by its elements: ``pack|int8|65536``; where some
 # are selected also by their density, of which there are these: ``pack|top-k|0.001|65536``.
 PACK = "pack"
@@ -122,7 +124,7 @@ class CostTable:
 
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
-    bytes; so does ``UPDATE``, and ``PACK`` with (elements, seconds, spread). ``overheads`` are named scalars measured on the machine:
+    bytes; so do ``UPDATE`` and ``ADD``, and ``PACK`` with (elements, seconds, spread). ``overheads`` are named scalars measured on the machine:
     ``segment_seconds`` (fixed cost of one segment), ``start_seconds`` (what the host takes to start an
     operator on a GPU), ``message_seconds``, ``update_seconds`` (once a step, before any tensor),
     ``process_bytes`` (what an empty rank occupies), ``cores`` (on how many the ranks compute, where some

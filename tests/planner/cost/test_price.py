@@ -11,6 +11,7 @@ import pytest
 from shardwright.core.cluster import Cluster
 from shardwright.core.compression import merge_rounds
 from shardwright.core.costs import (
+    ADD,
     PACK,
     PACK_DENSITIES,
     UPDATE,
@@ -27,6 +28,7 @@ from shardwright.planner.cost import Rates, collective_seconds, price
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.totals import SLOW_HOST, started, total
 from shardwright.planner.cost.transfers import paired_seconds
+from shardwright.planner.cost.update import added_seconds
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.search.models import residual
@@ -178,6 +180,15 @@ def test_later_microbatches_also_add_their_gradients_to_the_sum():
     added = price(several, GRAPH, CPU, table()).seconds - price(one, GRAPH, CPU, table()).seconds
     assert added[2] == pytest.approx(3 * 4 * 16 * 4 / (0.7 * 10e9), abs=1e-12)
     assert not added[[0, 1, *range(3, len(added))]].any()
+
+
+def test_what_adding_takes_is_read_off_what_was_measured_tensor_by_tensor():
+    points = (ADD, ((64.0, 1.0, 0.1), (256.0, 7.0, 0.1)))
+    measured = replace(table(), collectives=(*table().collectives, points))
+    sizes = (3 * 64.0, 3 * 160.0)
+    assert added_seconds(sizes, CPU.kind_of(0), measured) == pytest.approx(1.0 + 4.0)
+    together = added_seconds(sizes, CPU.kind_of(0), table())
+    assert together == pytest.approx(sum(sizes) / (0.7 * 10e9))  # through the memory
 
 
 def test_shares_by_source_add_up_to_all_seconds():

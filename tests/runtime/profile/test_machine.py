@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardwright.core.compression import Packing
-from shardwright.core.costs import PACK, PACK_DENSITIES, UPDATE, collective_key
+from shardwright.core.costs import ADD, PACK, PACK_DENSITIES, UPDATE, collective_key
 from shardwright.files.clusterfile import read_cluster, write_cluster
 from shardwright.planner.cost import build_costs, collective_seconds
 from shardwright.planner.cost.burden import message_burden
@@ -83,6 +83,7 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
     sizes = [point[0] for point in table.collective_map[UPDATE]]
     assert sizes == sorted(sizes)
     assert len(sizes) > 3
+    assert [point[0] for point in table.collective_map[ADD]] == sizes
     kind = cluster.kind_of(0)
     for name in [f"{way}{what}" for way in get_args(Packing) for what in ("", " sum")]:
         densities = PACK_DENSITIES if name.startswith("top-k") else (1.0,)

@@ -34,7 +34,7 @@ from shardwright.planner.cost.shards import Groups, ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
 from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
-from shardwright.planner.cost.update import update_all, updates_by_mesh
+from shardwright.planner.cost.update import added_seconds, update_all, updates_by_mesh
 
 MOST_KNOWN, FIRST_ROWS = 100_000, 512  # beyond so many prices, they are forgotten
 WEIGHTS = ("parameter", "version")
@@ -308,15 +308,15 @@ class InstructionCosts:
         values = self.program.values
         kept = [(values[v], values[values[v].gradient]) for v in segment.inputs
                 if values[v].gradient >= 0]  # fmt: skip
-        size = sum(
+        sizes = [
             value.bytes + 2 * tensor_bytes(value.shape, total.dtype)
             for value, total in kept
             if total.scope == "step"
-        )
+        ]
         return max(
             0.0
             if rates.is_gpu and rates.software.adds_in_products
-            else memory_seconds(size, rates.kind)
+            else added_seconds(sizes, rates.kind, self.table)
             for rates in self.rates[segment.mesh]
         )
 

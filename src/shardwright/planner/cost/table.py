@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwright.core.costs import PACK, UPDATE, Cost, CostTable, Record
+from shardwright.core.costs import ADD, PACK, UPDATE, Cost, CostTable, Record
 
 
 def _newest(records: Iterable[Record], environment: str) -> dict[str, Record]:
@@ -23,7 +23,7 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
     """Collect the records made in ``environment``.
 
     Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``, and ``held|...``,
-    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``);
+    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``), ``add|BYTES`` (``ADD``);
     ``pack|NAME|ELEMENTS`` or ``pack|NAME|DENSITY|ELEMENTS`` (``PACK``);
     ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit; and
     ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of which those of ``graph`` count.
@@ -39,7 +39,7 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
         if family == "operator":
             cost = Cost(seconds=record.seconds, spread=record.spread, source="measured")
             operators.append((key, cost))
-        elif family in ("collective", "held", "stolen", "waited", UPDATE, PACK):
+        elif family in ("collective", "held", "stolen", "waited", UPDATE, ADD, PACK):
             group, _, size = key.rpartition("|")
             points.setdefault(group, []).append((float(size), record.seconds, record.spread))
         elif family == "overhead":

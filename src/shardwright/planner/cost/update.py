@@ -1,4 +1,4 @@
-"""What the optimizer costs: it touches every byte of its shards, tensor by tensor."""
+"""What gradients and the optimizer cost, tensor by tensor: sums over microbatches touch every byte, and so do updates."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwright.core.cluster import DeviceKind
-from shardwright.core.costs import UPDATE, Cost, CostTable
+from shardwright.core.costs import ADD, UPDATE, Cost, CostTable
 from shardwright.core.program import Kind, Program
 from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.cost.roofline import memory_seconds
 
 # Measured with two states: the optimizer reads p, g, m, v and writes p, m, v.
 _MEASURED_TOUCHES = 7
+# Reads of the gradient and the sum, and the write of the latter.
+_ADDED_TOUCHES = 3
+
+
+def added_seconds(sizes: Sequence[float], kind: DeviceKind, table: CostTable) -> float:
+    """Return the seconds of adding gradients to sums, for each of which so many bytes are read and written together: as
+    measured of one that was just made, else through the memory."""
+    points = table.collective_map.get(ADD)
+    if not points:
+        return memory_seconds(sum(sizes), kind)
+    return sum(interpolate(points, size / _ADDED_TOUCHES).seconds for size in sizes)
 
 
 def update_seconds(num_bytes: float, states: int, kind: DeviceKind, table: CostTable) -> Cost:

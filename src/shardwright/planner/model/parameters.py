@@ -253,7 +253,7 @@ def _add_accumulation(column: NDArray[np.float64], case: _Case) -> None:
         share = 1 - 1 / case.decisions.num_microbatches
         value = case.pair.value
         touched = case.size(value, case.spec.dtype) + 2 * case.size(value, case.total)
-        column[EACH] += share * case.decisions.context.prices.touch_seconds(touched)
+        column[EACH] += share * case.decisions.context.prices.added_seconds(touched)
 
 
 def _add_memory(column: NDArray[np.float64], case: _Case) -> None:

@@ -13,7 +13,7 @@ from shardwright.planner.cost import ShardPrices
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.roofline import memory_seconds
 from shardwright.planner.cost.transforms import pack_cost
-from shardwright.planner.cost.update import update_seconds
+from shardwright.planner.cost.update import added_seconds, update_seconds
 from shardwright.planner.model.facts import Facts, Shapes
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.training import Training
@@ -111,6 +111,10 @@ class Prices:
         """Return the seconds of the optimizer on a master parameter of so many bytes."""
         states, kind = self.training.optimizer_states, self._rates.kind
         return update_seconds(num_bytes, states, kind, self.table).seconds
+
+    def added_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of adding a gradient of a later microbatch, so many bytes being read and written."""
+        return added_seconds((num_bytes,), self._rates.kind, self.table)
 
     def touch_seconds(self, num_bytes: float) -> float:
         """Return the seconds of so many bytes, read and written together, through the memory."""

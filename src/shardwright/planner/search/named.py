@@ -198,7 +198,7 @@ def _update(context: Context, strategy: Strategy, times: dict[int, int]) -> floa
         total += count * context.prices.update_seconds(own)
         if config.sync == "step":
             kept = local_bytes(spec.shape, spec.dtype, config.rest, sizes)
-            total += count * again * context.prices.touch_seconds(3 * kept)
+            total += count * again * context.prices.added_seconds(3 * kept)
     return total if total < math.inf else 0.0
 
 

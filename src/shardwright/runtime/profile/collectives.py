@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import (
+    ADD,
     PACK,
     UPDATE,
     Record,
@@ -164,7 +165,7 @@ def name_records(
 
 def _key(name: str, hosts: int, num_devices: int, label: str) -> str:
     """Name the record of a measurement of a group."""
-    if name.startswith(("overhead|", UPDATE, PACK)):
+    if name.startswith(("overhead|", UPDATE, f"{ADD}|", PACK)):
         return name
     if "|" not in name:
         return f"overhead|{meeting_name(name, hosts, num_devices, label)}"

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.core.compression import Packing, kept_elements, packed_bytes
-from shardwright.core.costs import BACKWARD_STARTS, PACK, PACK_DENSITIES, UPDATE
+from shardwright.core.costs import ADD, BACKWARD_STARTS, PACK, PACK_DENSITIES, UPDATE
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import Timing, summarise
@@ -48,8 +48,8 @@ Meet = Callable[[], object]
 
 
 def time_overheads(seconds: float = _SECONDS, meet: Meet = lambda: None) -> dict[str, Timing]:
-    """Return the fixed seconds of segments, messages and the optimizer, what it takes for one tensor, by
-    bytes, and what compressing takes, by elements; each is sampled for so many ``seconds`` at most.
+    """Return the fixed seconds of segments, messages and the optimizer, what it takes for one tensor and what adding
+    gradients takes, by bytes, and what compressing takes, by elements; each is sampled for so many ``seconds`` at most.
 
     ``meet``: where all ranks of a machine wait for each other, as they do for gradients; then they update at the
     same time, and share its memory.
@@ -59,6 +59,7 @@ def time_overheads(seconds: float = _SECONDS, meet: Meet = lambda: None) -> dict
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
         **_update_seconds(partial(_adamw_seconds, others=others), _SIZES, _UPDATED_BYTES),
+        **{f"{ADD}|{size}": _add_seconds(size, others) for size in _SIZES},
         **_pack_seconds(others),
     }
 
@@ -213,6 +214,22 @@ def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
         others.meet()
         begin = time.thread_time()
         optimizer.step()
+        samples.append(time.thread_time() - begin)
+    return summarise(samples)
+
+
+def _add_seconds(num_bytes: int, others: Others) -> Timing:
+    """Time adding what was just made, which caches hold, to one sum of several: to that of its parameter a gradient is
+    added once in a microbatch, after all other parameters'."""
+    draw = partial(torch.rand, num_bytes // 4)
+    sums = [draw() for _ in range(max(1, min(_MANY, _UPDATED_BYTES // num_bytes)))]
+    source, samples = draw(), list[float]()
+    for turn in range(_UPDATES):
+        others()
+        others.meet()
+        made = source + 1
+        begin = time.thread_time()
+        sums[turn % len(sums)].add_(made)
         samples.append(time.thread_time() - begin)
     return summarise(samples)
 
