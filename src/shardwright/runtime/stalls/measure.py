@@ -21,6 +21,7 @@ import torch.distributed as dist
 from shardwright.core.stalls import ALIKE, LEAST_BATCHES, DataFiles, InputRates, Stalls
 from shardwright.errors import InputError
 from shardwright.runtime.agreement import gathered
+from shardwright.runtime.cores import of_host
 from shardwright.runtime.stalls import pages
 from shardwright.runtime.stalls.account import Account, accounting
 from shardwright.runtime.stalls.copies import saved_by_pinning, wait_for_device
@@ -416,7 +417,7 @@ def _together() -> None:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return len(of_host())
 
 
 def _size(path: str) -> int:
