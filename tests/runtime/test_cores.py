@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -12,11 +13,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from shardwright import ddp
+from shardwright.planner.space.seeds import Seed
 from shardwright.runtime.cores import share
 from shardwright.runtime.launch import launch
 from shardwright.runtime.world import TorchWorld
+from shardwright.stalls import analyse
+from tests.runtime.test_stream import made
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux's")
 
@@ -98,15 +103,69 @@ def cores() -> set[int]:
     return set(*found)
 
 
-@pytest.mark.ranks
-@pytest.mark.skipif(
+has_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2 or len(os.sched_getaffinity(0)) != os.cpu_count(),
     reason="needs two cores, and all of the machine's",
 )
+
+
+@pytest.mark.ranks
+@has_cores
 def test_ranks_share_out_the_cores_that_nobody_has_chosen():
     first, second = launch(cores, 2, timeout=60)
     assert not first & second
     assert first | second == os.sched_getaffinity(0)
+
+
+class Where(Dataset[int]):
+    """Samples that say on how many cores they were prepared."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return len(os.sched_getaffinity(0))
+
+
+def of_loaders() -> tuple[set[int], int, int, list[str]]:
+    """Return the cores of workers, how many the analyser counts, those of this rank, and what torch warns of."""
+    with warnings.catch_warnings(record=True) as told:
+        loader = DataLoader(Where(), batch_size=4, num_workers=2)
+        workers = {int(count) for batch in loader for count in batch}
+        counted = analyse(loader, lambda batch: None, batches=8).cores
+    return workers, counted, len(os.sched_getaffinity(0)), [str(one.message) for one in told]
+
+
+@pytest.mark.ranks
+@has_cores
+def test_workers_of_a_ranks_loader_have_the_cores_of_all():
+    every = os.cpu_count() or 1
+    ranks = launch(of_loaders, 2, timeout=60)
+    assert [one[:2] for one in ranks] == [({every}, every)] * 2
+    assert sum(one[2] for one in ranks) == every
+    assert not any("This DataLoader will create" in text for one in ranks for text in one[3])
+
+
+def of_input() -> tuple[set[int], int]:
+    """Return on how many cores the thread runs that draws batches ahead, and this rank."""
+    found = set[int]()
+
+    def drawing():
+        for _ in range(3):
+            found.add(len(os.sched_getaffinity(0)))
+            yield {"x": torch.zeros(8, 4, dtype=torch.float64)}
+
+    steps = sum(1 for _ in made(plan=Seed(data=2)).train(drawing()))
+    assert steps == 3
+    return found, len(os.sched_getaffinity(0))
+
+
+@pytest.mark.ranks
+@has_cores
+def test_what_draws_ahead_has_the_cores_of_all():
+    ranks = launch(of_input, 2, timeout=60)
+    assert [one[0] for one in ranks] == [{os.cpu_count()}] * 2
+    assert sum(one[1] for one in ranks) == os.cpu_count()
 
 
 KEPT = """

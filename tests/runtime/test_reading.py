@@ -32,7 +32,7 @@ from shardwright.runtime.byvalue import handed
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.inputs import Needed
 from shardwright.runtime.local_world import LocalWorld, run_locally
-from shardwright.runtime.reading import Reader, as_read, is_shared_out
+from shardwright.runtime.reading import Reader, as_read, is_shared_out, loader_of
 from shardwright.runtime.standing import KEY
 from shardwright.stalls import analyse
 from tests.runtime.equivalence import captured_of
@@ -422,3 +422,9 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_as_one_that_was_not(
     other = run_ranks(3 - ranks, trained, Seed(data=3 - ranks), 0, str(tmp_path / "cut"), 15, 0)[0]
     longer = run(str(tmp_path / "whole"), 15, 0)[0]
     assert other == pytest.approx(longer, rel=1e-9)
+
+
+def test_a_function_that_makes_no_loader_is_refused() -> None:
+    """``run --loader`` would train on the example batch without a word."""
+    with pytest.raises(InputError, match="function returned NoneType; it must return an iterable"):
+        loader_of(lambda: None)

@@ -213,6 +213,29 @@ def test_a_worker_that_dies_or_raises_is_one_line_at_its_batch_wherever_the_step
     assert executor.steps == int(found[1])
 
 
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        (object(), r"a sequence of tensors or a tensor, not object; .*\['x'\]"),
+        ("cuda", "a sequence of tensors or a tensor, not str"),
+        (["text"], "'x' must be a tensor, not str"),
+        ([3], "'x' must be a tensor, not int"),
+        ({"x": None}, "'x' is missing"),
+        (torch.ones(()), r"'x' must have the global shape \(8, 4\) .*, not \(\)"),
+        ({"y": torch.ones(8, 4)}, "'x' is missing"),
+    ],
+)
+def test_what_is_no_batch_of_the_plan_is_refused(batch: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        list(made().train(iter([batch])))
+
+
+def test_a_tensor_alone_is_a_batch_of_one_entry() -> None:
+    ones = torch.ones(8, 4, dtype=torch.float64)
+    losses = [[step.loss for step in made().train([one])] for one in (ones, {"x": ones})]
+    assert losses[0] == losses[1]
+
+
 class Unopened(list[Batch]):
     """A loader that has nothing to iterate."""
 

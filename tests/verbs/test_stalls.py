@@ -14,6 +14,8 @@ from tests.kernels import ROOT
 
 pytestmark = pytest.mark.torch
 DATA = """
+import os
+import signal
 import time
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -30,6 +32,12 @@ class Numbers:
             raise ValueError(f"sample {index} is bad")
         return torch.zeros(3)
 
+class Mortal(Numbers):
+    def __getitem__(self, index):
+        if get_worker_info() and index > 20:
+            os.kill(os.getpid(), self.bad)
+        return torch.zeros(3)
+
 class Handed(Numbers):
     def __getitem__(self, index):
         time.sleep(0.01 if get_worker_info() else 0)
@@ -40,7 +48,10 @@ handed = DataLoader(Handed(), batch_size=2, num_workers=1)
 bad = DataLoader(Numbers(9), batch_size=2)
 bad_ahead = DataLoader(Numbers(9), batch_size=2, num_workers=1)
 anew = DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
+mortal = DataLoader(Mortal(signal.SIGKILL), batch_size=2, num_workers=1)
+crowded = DataLoader(Mortal(signal.SIGBUS), batch_size=2, num_workers=1)
 few = [1, 2, 3]
+text = "cuda"
 
 def crashes():
     raise RuntimeError("no such bucket")
@@ -50,6 +61,9 @@ def step(batch):
 
 def wrong(batch):
     raise KeyError("labels")
+
+def of_two(batch, more):
+    pass
 
 def ends(batch):
     raise SystemExit(0)
@@ -108,11 +122,19 @@ def test_a_batch_takes_what_its_samples_do_and_something_besides():
 @pytest.mark.parametrize(
     ("loader", "step", "says"),
     [
-        ("bad", "step", "raised ValueError: sample 9 is bad (at data.py:15)"),
-        ("bad_ahead", "step", "raised ValueError: sample 9 is bad (at data.py:15)"),
-        ("crashes", "step", "raised RuntimeError: no such bucket (at data.py:31)"),
-        ("loader", "wrong", "raised KeyError: 'labels' (at data.py:37)"),
-        ("loader", "ends", "raised SystemExit: 0 (at data.py:40)"),
+        (
+            "bad",
+            "step",
+            "the loader data.py:bad raised ValueError: sample 9 is bad (at data.py:17)",
+        ),
+        ("bad_ahead", "step", "raised ValueError: sample 9 is bad (at data.py:17)"),
+        ("crashes", "step", "raised RuntimeError: no such bucket (at data.py:42)"),
+        ("mortal", "step", "is killed by signal: Killed, as the system does when memory runs out"),
+        ("crowded", "step", "Bus error, as it is where shared memory (/dev/shm) is full"),
+        ("loader", "wrong", "the step data.py:wrong raised KeyError: 'labels' (at data.py:48)"),
+        ("loader", "of_two", "the step data.py:of_two raised TypeError: of_two() missing 1"),
+        ("loader", "ends", "raised SystemExit: 0 (at data.py:54)"),
+        ("text", "step", "or a function that returns one, not str"),
         ("few", "step", "gives 3 batches"),
         ("nothing", "step", "has no function 'nothing'"),
         ("loader", "few", "is list; name a function of one batch"),

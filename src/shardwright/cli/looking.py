@@ -146,7 +146,10 @@ def stalls(
         int | None,
         typer.Option("--batches", min=1, help="Of each phase; as time allows, if not given."),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="About how long all takes.")] = 60.0,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", help="About how long all takes; 8 batches of a phase at least."),
+    ] = 60.0,
     html: Annotated[str, typer.Option("--html", help="Write a page with what-if curves.")] = "",
     json: Json = False,
 ) -> None:

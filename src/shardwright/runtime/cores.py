@@ -11,12 +11,15 @@ it, and asks until the scheduler's next tick: 4 ms, for some 20 us of work (deci
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 RANK, RANKS = "LOCAL_RANK", "LOCAL_WORLD_SIZE"  # as torchrun names them
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+# The cores that the ranks of this host share, and this rank's share of them; of the process, as affinity is.
+_HOSTS, _OWN = set[int](), set[int]()
 
 
 def settle(environment: Mapping[str, str] = os.environ) -> None:
@@ -47,7 +50,8 @@ def wait_when_woken() -> bool:
 def keep_to_share(rank: int, ranks: int) -> bool:
     """Keep this process to its share of the host's logical cores, whole cores first; return whether that was done.
 
-    Nothing is changed where ranks outnumber cores, or where somebody has chosen some cores already.
+    What it forks from then on, as a loader's workers, has all cores again: they are no part of what ranks wait for
+    each other with. Nothing is changed where ranks outnumber cores, or where somebody has chosen some cores already.
     """
     if not hasattr(os, "sched_setaffinity") or not 0 <= rank < ranks or ranks == 1:
         return False
@@ -58,8 +62,33 @@ def keep_to_share(rank: int, ranks: int) -> bool:
             for thread in _threads():
                 with suppress(OSError):
                     os.sched_setaffinity(thread, mine)
+            _HOSTS.update(allowed)
+            _OWN.update(mine)
+            os.register_at_fork(after_in_child=_leave_share)
+            # Of more workers than this rank has cores; they have the host's.
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             return True
     return False
+
+
+def of_host() -> set[int]:
+    """Return the cores on which this process and what it begins may run, those of all ranks that share them."""
+    if hasattr(os, "sched_getaffinity"):
+        return _HOSTS or os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def leave_share() -> None:
+    """Let this thread run on all cores of the host again; not where somebody has chosen others since."""
+    with suppress(OSError):
+        if _OWN and os.sched_getaffinity(0) == _OWN:
+            os.sched_setaffinity(0, _HOSTS)
+
+
+def _leave_share() -> None:
+    leave_share()
+    _HOSTS.clear()  # a child is no rank: what it chooses stays with its own children
+    _OWN.clear()
 
 
 def give_way() -> None:

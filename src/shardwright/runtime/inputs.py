@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -192,11 +193,17 @@ def cut(
     return shards
 
 
-def named(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
-    """Return a batch by the names of its entries."""
-    if isinstance(batch, Mapping):
-        return batch
-    return dict(zip(captured.batch_names, batch, strict=False))
+def named(batch: Batch | Tensor, captured: Captured) -> Mapping[str, Tensor]:
+    """Return a batch by the names of its entries; a tensor alone is the first of them."""
+    given = cast(object, (batch,) if isinstance(batch, Tensor) else batch)
+    if isinstance(given, Mapping):
+        return cast(Mapping[str, Tensor], given)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(
+            f"a batch is a mapping of names to tensors, a sequence of tensors or a tensor, not {type(given).__name__}; "
+            f"make one with the entries {list(captured.batch_names)} of it (collate_fn)"
+        )
+    return dict(zip(captured.batch_names, cast(Sequence[Tensor], given), strict=False))
 
 
 def is_planned(batch: Mapping[str, Tensor], captured: Captured) -> bool:
@@ -211,14 +218,15 @@ def is_planned(batch: Mapping[str, Tensor], captured: Captured) -> bool:
 def other_size(batch: Mapping[str, Tensor], captured: Captured) -> int | None:
     """Return how many samples a batch has, where that is all in which it differs from the planned."""
     specs = [captured.graph.tensors[index] for index in captured.graph.inputs]
-    pairs = [(spec.shape, tuple(batch[spec.name].shape)) for spec in specs if spec.name in batch]
+    shapes = [getattr(batch.get(spec.name), "shape", ()) for spec in specs]
+    pairs = [(spec.shape, tuple(shape)) for spec, shape in zip(specs, shapes, strict=True)]
     changed = {(one[:1], two[:1]) for one, two in pairs if one != two}
-    if len(pairs) < len(specs) or len(changed) != 1:
+    if len(changed) != 1:
         return None
-    ((planned,), (given,)) = next(iter(changed))
+    ((planned, given),) = changed
     alike = all(one[1:] == two[1:] for one, two in pairs)
-    together = all(one != two for one, two in pairs if one[:1] == (planned,))
-    return given if alike and together and given > 0 else None
+    together = all(one != two for one, two in pairs if one[:1] == planned)
+    return given[0] if planned and given and alike and together and given[0] > 0 else None
 
 
 def check_size(batch: Batch | Shards, captured: Captured) -> None:
@@ -242,6 +250,10 @@ def _checked(batch: Batch, captured: Captured, rows: int | None) -> Mapping[str,
             raise InputError(
                 f"the batch must have the entries {list(captured.batch_names)}, but it has "
                 f"{list(batch)}; {spec.name!r} is missing"
+            )
+        if not isinstance(cast(object, tensor), Tensor):
+            raise InputError(
+                f"batch entry {spec.name!r} must be a tensor, not {type(tensor).__name__}; make one of it (collate_fn)"
             )
         shape = spec.shape if rows is None else (rows, *spec.shape[1:])
         if tuple(tensor.shape) != shape:

@@ -121,6 +121,10 @@ def loader_of(given: Any) -> Any:
     if isinstance(given, Iterable) or hasattr(given, "__getitem__") or not callable(given):
         return given
     made = given()
+    if not isinstance(made, Iterable) and not hasattr(made, "__getitem__"):
+        raise InputError(
+            f"the loader's function returned {type(made).__name__}; it must return an iterable of batches, or a data set"
+        )
     return _Again(given) if isinstance(made, Iterator) else made
 
 

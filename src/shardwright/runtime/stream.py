@@ -23,6 +23,7 @@ from torch import Tensor
 from shardwright.errors import InputError, RunError, ShardwrightError
 from shardwright.runtime import inputs
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.cores import leave_share
 from shardwright.runtime.loaders import complaint, expect_deaths
 from shardwright.runtime.randomness import TURN
 from shardwright.runtime.reading import Batches, Reader, Samples, Walk
@@ -202,6 +203,7 @@ class Feed:
 
     def _run(self) -> None:
         """Fetch whenever there is room."""
+        leave_share()
         is_over = False
         while not is_over:
             with self._changed:

@@ -89,21 +89,31 @@ def analyse_script(
     if not callable(trained):
         raise InputError(f"step {step!r} is {type(trained).__name__}; name a function of one batch")
     rank, _ = join_world()
-    with blaming("the loader or the step", f"see that {loader} can be iterated by itself"):
-        return analyse(given, trained, watch=watch, **options), rank == 0
+
+    def train(batch: Any) -> object:
+        try:
+            return trained(batch)
+        except (Exception, SystemExit):
+            with blaming(f"the step {step}", f"see that it can be called with a batch of {loader}"):
+                raise
+
+    with blaming(f"the loader {loader}", "see that it can be iterated by itself"):
+        return analyse(given, train, watch=watch, **options), rank == 0
 
 
 @contextlib.contextmanager
 def blaming(what: str, remedy: str) -> Iterator[None]:
     """Tell what code of the user raises as an InputError, with its line."""
     from shardwright.runtime.launch import Terminated
-    from shardwright.runtime.loaders import raised
+    from shardwright.runtime.loaders import FEWER, LIVES, death, raised
 
     try:
         yield
     except (ShardwrightError, MemoryError, Terminated):
         raise
     except (Exception, SystemExit) as error:
+        if gone := death(error):
+            raise InputError(f"{LIVES} {what}'s {gone.rstrip(',')}; use {FEWER}") from error
         kind, words, place = raised(error)
         at = f" (at {place})" if place else ""
         raise InputError(f"{what} raised {kind}: {words}{at}; {remedy}") from error

@@ -207,10 +207,13 @@ def test_workers_that_outnumber_cores_fetch_as_slowly_as_one():
 
 
 def on_a_rank(rank, store, seconds, found):
+    os.environ["LOCAL_WORLD_SIZE"] = "1"  # of hosts of their own
     dist.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
     data = [torch.zeros(4)] * 20
     seen = analyse(data, lambda batch: time.sleep(seconds[rank]), batches=8)
-    found.put((seen.ranks, seen.resident_seconds, seen.cold_seconds, seen.rates.compute))
+    found.put(
+        (seen.ranks, seen.resident_seconds, seen.cold_seconds, seen.rates.compute, seen.cores)
+    )
 
 
 def test_of_several_ranks_the_slowest_counts(tmp_path):
@@ -229,6 +232,7 @@ def test_of_several_ranks_the_slowest_counts(tmp_path):
     assert one[0] == 2
     assert min(one[1:3]) >= seconds[1]
     assert one[3] <= 4 / seconds[1]
+    assert one[4] == 2 * len(os.sched_getaffinity(0))
 
 
 def test_a_step_may_take_its_batch_apart():
@@ -243,6 +247,7 @@ def test_a_step_may_take_its_batch_apart():
 def test_any_iterable_will_do():
     found = analyse(lambda: (torch.zeros(3) for _ in range(20)), lambda batch: None, batches=8)
     assert (found.batch_samples, found.workers, found.steps) == (3, 0, 11)
+    assert analyse([None] * 20, lambda batch: None, batches=8).batch_samples == 1
 
 
 @pytest.mark.parametrize(

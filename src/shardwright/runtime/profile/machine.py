@@ -20,7 +20,7 @@ import torch
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.costs import Record
 from shardwright.files.presets import device_kind, find_kind
-from shardwright.runtime.cores import settle
+from shardwright.runtime.cores import of_host, settle
 from shardwright.runtime.profile.clock import measure
 from shardwright.runtime.workers import Progress, run_workers
 
@@ -38,7 +38,7 @@ def num_local_devices() -> int:
     """Return how many ranks this machine runs: its GPUs, else the cores we may use."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(of_host())
 
 
 def local_backend() -> Literal["cpu", "cuda"]:

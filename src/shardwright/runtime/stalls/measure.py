@@ -21,6 +21,8 @@ import torch.distributed as dist
 from shardwright.core.stalls import ALIKE, LEAST_BATCHES, DataFiles, InputRates, Stalls
 from shardwright.errors import InputError
 from shardwright.runtime.agreement import gathered
+from shardwright.runtime.cores import RANKS, of_host
+from shardwright.runtime.loaders import expect_deaths
 from shardwright.runtime.stalls import pages
 from shardwright.runtime.stalls.account import Account, accounting
 from shardwright.runtime.stalls.copies import saved_by_pinning, wait_for_device
@@ -84,6 +86,7 @@ class Analysis:
     def run(self, seconds: float, batches: int | None) -> Stalls:
         """Measure all phases within about so many seconds."""
         times = _Phases()
+        expect_deaths()
         self.tell("one batch again and again", 0.0)
         self._begin(seconds, batches)
         times.resident = self._resident()
@@ -109,10 +112,10 @@ class Analysis:
         """Draw the resident batch and choose how many batches a phase takes."""
         begin = time.perf_counter()
         self.source.pick(1)
-        first = next(iter(self.source.some(workers=0)), None)
-        if first is None:
+        first = list(islice(self.source.some(workers=0), 1))
+        if not first:
             raise InputError("the loader gives no batch; pass one that has data")
-        self.batch = kept(first)
+        self.batch = kept(*first)
         if not self.source.samples_of(self.batch):
             raise InputError(
                 "the loader's first batch has no samples, and rates are of samples; see that its data set has some"
@@ -290,8 +293,8 @@ class Analysis:
     def _found(self, times: _Phases, is_ahead: bool, cached_by: str) -> Stalls:
         samples, workers = self.source.samples_of(self.batch), self.source.workers
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        cores = max(1.0, _cores() / ranks)
-        rates = _rates(times, samples, workers, cores, is_ahead)
+        cores = _cores(ranks)
+        rates = _rates(times, samples, workers, max(1.0, cores / ranks), is_ahead)
         figures = zip(
             *gathered((times.resident, times.cached, times.cold, times.usual, times.taken)),
             strict=True,
@@ -306,7 +309,7 @@ class Analysis:
         return Stalls(
             ranks=ranks,
             workers=workers,
-            cores=_cores(),
+            cores=cores,
             batch_samples=samples,
             steps=self.count,
             resident_seconds=resident,
@@ -415,8 +418,10 @@ def _together() -> None:
         dist.barrier()
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+def _cores(ranks: int) -> int:
+    """Return the cores of the hosts of so many ranks, of which each has as many as this one."""
+    here = os.environ.get(RANKS, "")
+    return len(of_host()) * max(1, ranks // int(here) if here.isdigit() and int(here) else 1)
 
 
 def _size(path: str) -> int:

@@ -29,7 +29,7 @@ class Source:
 
     def __post_init__(self) -> None:
         given = cast(object, self.loader)
-        if not isinstance(given, Iterable) and not callable(given):
+        if isinstance(given, str) or not (isinstance(given, Iterable) or callable(given)):
             raise InputError(
                 f"a loader is an iterable of batches or a function that returns one, not "
                 f"{type(given).__name__}; pass a DataLoader, a list, or the function that makes it"
