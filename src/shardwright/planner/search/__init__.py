@@ -18,7 +18,6 @@ from shardwright.planner.search.local.mcmc import Chain
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.reasons.explanation import explain
-from shardwright.planner.search.refit import refit
 from shardwright.planner.search.search import (
     best_of,
     curve,
@@ -50,7 +49,6 @@ __all__ = [
     "grown",
     "is_simpler",
     "priced",
-    "refit",
     "room",
     "sample",
     "search",
