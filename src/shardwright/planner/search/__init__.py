@@ -11,7 +11,6 @@ from shardwright.planner.judge.ties import is_simpler
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.alternative import Wish
-from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.goals import MODES, Goal, grown
 from shardwright.planner.search.limits import Limits, room
 from shardwright.planner.search.local.mcmc import Chain
@@ -37,7 +36,6 @@ __all__ = [
     "Goal",
     "Limits",
     "Progress",
-    "Surroundings",
     "Survey",
     "Training",
     "Wish",
@@ -53,7 +51,6 @@ __all__ = [
     "sample",
     "search",
     "some_plan",
-    "surroundings",
     "survey",
     "surveyed",
     "why_not",
