@@ -22,7 +22,7 @@ from shardwright.planner.solve.buckets import MAX_CELLS, Floats, Scope, join, ne
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import SETTLE, WARM_UP, Dual
+from shardwright.planner.solve.wide.dual import PATIENCE, WARM_UP, Dual
 from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
@@ -160,7 +160,7 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
     room = room_of(own.num_nodes, 8_000_000, int(own.sizes.max(initial=1)))
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
-        for _ in range(2 * SETTLE):
+        for _ in range(2 * PATIENCE):  # steps get smaller once
             dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
         *_, proposal = dual.propose(WARM_UP)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)

@@ -22,14 +22,12 @@ from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, pr
 
 FIRST_STEP = 0.1  # of Polyak's
 SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried
-PATIENCE = 25  # sweeps without a better bound before the steps get smaller
+PATIENCE = 25  # sweeps without a better bound before steps get smaller, and at fixed prices before a choice is taken
 KEPT = 0.7  # of the last direction in the next, and of steps that gain nothing
 # Where the optimum without a limit is far below that with it, Polyak's steps are far too short: after so many
 # bounds in a row each better by next to nothing (``NEAR``), they grow so many times, and are given up sooner (``FEW``).
 RUN, GROW = 4, 1.2
 WARM_UP = 10  # sweeps in which messages settle, before prices move
-SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
-FIX_WITHIN = 0.3  # of the known cost, how close the bound has to be to forbid strategies
 
 
 class Messages:
@@ -138,7 +136,7 @@ class Dual(Messages):
     def _sweep(self, multipliers: Floats, upper: float) -> float:
         """Return the bound after a sweep forth and back; forbid what costs ``upper`` or more."""
         before, bound = self.pass_on(multipliers)
-        if before > upper - FIX_WITHIN * abs(upper):
+        if upper < np.inf:
             # Costs are whole, so a better solution costs at most upper - 1.
             self.allowed &= before + self.slack <= upper - 1 + tolerance(upper)
             self.net.cost[~self.allowed] = self._ceiling
