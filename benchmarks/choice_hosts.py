@@ -31,7 +31,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Measured, Plan
 from shardwright.files.planfile import PlanFile, read_plan_file, write_plan
-from shardwright.planner.search import labels, refit, surveyed
+from shardwright.planner.search import labels, surveyed
 from shardwright.report.story import PlanStory
 from shardwright.report.units import seconds_text
 from shardwright.runtime.capture import load_model
@@ -41,6 +41,7 @@ from shardwright.runtime.train import build_sharded, named_optimizer
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.measure import environment_of, known_costs, local_cluster
 from shardwright.verbs.narrate import tell
+from shardwright.verbs.refit import refit
 from shardwright.verbs.request import Watch
 from shardwright.verbs.subject import capture, find_cluster, training_of
 from shardwright.verbs.trials import (

@@ -20,7 +20,7 @@ search(mlp(), cluster(2, 2, flops=1e10), CostTable(), limits=Limits(max_candidat
 """
 # Problems that only searching around solves, counted in rounds: within a time it may not begin to.
 WIDE = """
-from shardwright.planner.solve.wide import solve
+from shardwright.contest import solve
 from tests.planner.solve.wide.problems import random_problem
 
 for seed in range(4):

@@ -9,9 +9,42 @@ from tests.house.test_sizes import FILES, SOURCE, name_of, tree_of
 # Functions that may have more branches than this.
 MOST_BRANCHES, MOST_BRANCHED = 10, 95
 # Named numbers per room that steer the search, which should be 20 in all; those of ``search`` stand in ``steering.py``.
-MOST_NUMBERS = {"search": 12, "judge": 3, "model": 3, "solve": 40}
+MOST_NUMBERS = {
+    "schedule": 6, "lower": 1, "simulate": 2, "solve": 21, "model": 3, "judge": 3, "search": 12, "contest": 3,
+}  # fmt: skip
 # Numbers there that steer nothing, each with what it is instead.
 STEERING_NOTHING = {
+    "schedule/folded.py:DELAYS": "of the paper's orders",
+    "schedule/generators.py:GENERATED": "names",
+    "schedule/pipeline.py:GROWTH": "what an action does to the microbatches held",
+    "schedule/pipeline.py:SHOWN": "of a message",
+    "schedule/pipeline.py:MOST_NAMED": "of a message",
+    "schedule/play.py:ROUNDING": "rounding",
+    "schedule/play.py:UNIT": "seconds, where nobody knows any",
+    "schedule/program.py:KEPT": "memory for orders; no answer depends on it",
+    "schedule/program.py:TRAVEL": "turns of a transfer: one",
+    "lower/builder.py:BY_MICROBATCH": "a bit",
+    "lower/builder.py:GRADIENT": "a bit",
+    "lower/builder.py:ACTIVATION": "a bit",
+    "lower/builder.py:GATHERED": "a bit",
+    "lower/builder.py:WIDE": "a bit",
+    "lower/check.py:MOST_NAMED": "of a message",
+    "lower/compress.py:_TEMPORARIES": "bytes of an algorithm",
+    "lower/fold.py:KEPT": "follows from what is looked at",
+    "lower/fold.py:MOST_GRAPHS": "memory for folded graphs; no answer depends on it",
+    "lower/memo.py:MOST_REMEMBERED": "memory for what was lowered; no answer depends on it",
+    "lower/outline.py:REACH": "how far blocks are looked at; no answer depends on it",
+    "lower/phases.py:BEFORE": "a bit",
+    "lower/phases.py:EACH": "a bit",
+    "lower/phases.py:BEHIND": "a bit",
+    "lower/phases.py:STASHES": "a bit",
+    "lower/phases.py:ADDS": "a bit",
+    "lower/phases.py:ASIDE": "a bit",
+    "lower/phases.py:UPDATES": "a bit",
+    "lower/remake.py:ELSEWHERE": "stands for another block",
+    "lower/spread.py:SHOWN": "follows from what is looked at",
+    "simulate/memory.py:NOTHING": "no bytes",
+    "simulate/steps.py:ALIKE": "rounding",
     "search/limits.py:RESERVE": "memory that plans may not use",
     "search/survey.py:PLAIN_MICROBATCHES": "what users already have",
     "search/local/moves.py:MOST_AXES": "which meshes there are",
@@ -20,25 +53,18 @@ STEERING_NOTHING = {
     "search/local/proposals.py:GOES_ON": "FlexFlow's own",
     "search/reasons/sensitivity.py:HEAVY": "what is worth a line of an explanation",
     "search/reasons/sensitivity.py:LARGE": "likewise",
-    "search/refit.py:EXPECTED": "how far measured operators are off",
-    "search/refit.py:EXPECTED_OF_MESSAGES": "how far messages are off",
-    "search/refit.py:NOISE": "how well steps that ran agree",
-    "search/refit.py:ROUNDS": "of Gauss and Newton",
-    "search/refit.py:FARTHEST": "a factor that no measurement may pass",
-    "search/refit.py:STEP": "of a finite difference",
-    "search/refit.py:STILL": "where Gauss and Newton have arrived",
-    "judge/incremental.py:MOST_FRAMES": "memory for what was judged; no answer depends on it",
     "judge/ties.py:MEETING": "how well messages are known",
     "judge/ties.py:UNLIKE": "how well a difference is known",
     "model/messages.py:MANY": "infinitely many, for what starting a message takes",
     "model/prices.py:STARTING": "a price, where nobody measured",
     "model/problem.py:WORKING_COPIES": "a tensor and its gradient",
     "solve/buckets.py:MAX_CELLS": "memory",
+    "solve/core.py:MAX_OTHERS": "two, between which messages go",
     "solve/core.py:RANGE": "digits of whole numbers",
     "solve/frontier.py:TOLERANCE": "rounding",
-    "solve/wide/feasible.py:CEILING": "stands for what is forbidden",
-    "solve/wide/net.py:BIG": "likewise",
-    "solve/wide/solver.py:FEASIBLE": "promised: something legal in so much of the time",
+    "contest/feasible.py:CEILING": "stands for what is forbidden",
+    "solve/wide/net.py:BIG": "stands for what is forbidden",
+    "contest/solver.py:FEASIBLE": "promised: something legal in so much of the time",
 }
 
 
@@ -124,11 +150,11 @@ def named_numbers(tree):
 
 
 def numbers_of(room):
-    """Named numbers of a room of the planner, by file and name."""
-    planner = SOURCE / "planner"
+    """Named numbers of a room of the planner, or of the contest's solver, by file and name."""
+    house = SOURCE if room == "contest" else SOURCE / "planner"
     return [
-        f"{path.relative_to(planner).as_posix()}:{name}"
-        for path in sorted((planner / room).rglob("*.py"))
+        f"{path.relative_to(house).as_posix()}:{name}"
+        for path in sorted((house / room).rglob("*.py"))
         for name in named_numbers(tree_of(path))
     ]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from shardwright.planner.space.iteration import Dim, Iteration
 from shardwright.planner.space.rules import KIND
-from shardwright.planner.space.rules.examples import EXAMPLES
 from shardwright.planner.space.rules.normalisation import LOCAL_STATISTICS
 from shardwright.planner.space.rules.notation import equation
 from shardwright.runtime.rules import Case, draw
+from shardwright.verbs.examples import EXAMPLES
 from shardwright.verbs.finder import propose
 from shardwright.verbs.results import Proposal
 from shardwright.verbs.rules import iteration_of

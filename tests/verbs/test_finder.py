@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.errors import InputError
-from shardwright.planner.space.rules.examples.notation import F, call
+from shardwright.verbs.examples.notation import F, call
 from shardwright.verbs.finder import find_rules, propose
 from tests.verbs.found import found_again
 

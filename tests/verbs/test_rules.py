@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from shardwright.core.example import Call, Drawn
 from shardwright.errors import InputError
 from shardwright.planner.space.rules import KIND, has_rule
-from shardwright.planner.space.rules.examples import EXAMPLES
-from shardwright.planner.space.rules.examples.notation import F, I, call
 from shardwright.planner.space.rules.notation import equation
+from shardwright.verbs.examples import EXAMPLES
+from shardwright.verbs.examples.notation import F, I, call
 from shardwright.verbs.rules import check_kind, verify_rules
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -63,7 +63,7 @@ def test_a_wrong_rule_is_found_and_told_with_shapes_and_split(
 
 def test_a_rule_without_an_example_says_what_to_add() -> None:
     found = check_kind("aten.relu.default", ())
-    assert "add one to planner/space/rules/examples" in found.problem
+    assert "add one to verbs/examples" in found.problem
 
 
 def test_a_kind_without_a_rule_is_refused_with_the_way_to_one() -> None:

@@ -1,10 +1,14 @@
-"""One way to remember: what a method returned, by its arguments, as long as its object lives."""
+"""Ways to remember: what a method returned, by its arguments, as long as its object lives; and how much of
+what has no end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, TypeVar, cast
+
+# So many answers to one question are kept, where it is asked in ever other ways. No answer depends on it.
+KEPT = 8
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -20,7 +20,6 @@ from shardwright.core.example import Call, Drawn, as_list
 from shardwright.errors import InputError
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import has_rule
-from shardwright.planner.space.rules.examples import EXAMPLES
 from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import Rule
 from shardwright.runtime.rules import (
@@ -36,6 +35,7 @@ from shardwright.runtime.rules import (
     run_isolated,
 )
 from shardwright.verbs.cuts import Finding, learn
+from shardwright.verbs.examples import EXAMPLES
 from shardwright.verbs.request import Watch
 from shardwright.verbs.results import Proposal, RuleCheck
 from shardwright.verbs.rules import CASES, check_kind, iteration_of
@@ -161,7 +161,7 @@ def _known_examples(kinds: Sequence[str]) -> dict[str, tuple[Call, ...]]:
     if without:
         raise InputError(
             f"{', '.join(without)} has no example call; name a model that uses it (--model), or "
-            "add an example to planner/space/rules/examples"
+            "add an example to verbs/examples"
         )
     return known
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.contest import Standing, WideSolution, solve
 from shardwright.errors import InputError
 from shardwright.files.iopddl import FORBIDDEN, ContestProblem, read_iopddl
-from shardwright.planner.solve.wide import Standing, WideProblem, WideSolution, solve
+from shardwright.planner.solve.wide.problem import WideProblem
 from shardwright.verbs.request import Watch
 from shardwright.verbs.results import ContestAnswer
 

@@ -19,10 +19,11 @@ from shardwright.core.plan import Plan
 from shardwright.core.program import Call, Program, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
+from shardwright.device import surroundings
 from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.lower import lower
-from shardwright.planner.search import PLAIN_MICROBATCHES, Context, priced, surroundings
+from shardwright.planner.search import PLAIN_MICROBATCHES, Context, priced
 from shardwright.planner.simulate import on_shared_cores, simulate_on, with_input
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.core.strategy import Strategy
+from shardwright.device import Surroundings, surroundings
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.lower import lower
-from shardwright.planner.search import Context, Surroundings, surroundings
+from shardwright.planner.search import Context
 from shardwright.verbs.dimensions import is_titan, mentions
 
 Kind = Literal["allocated", "reserved", "device"]
@@ -29,7 +30,7 @@ FULL = 0.6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """``kind`` is what was read, ``where`` on which stages; ``buffers`` are bytes that the framework
-    holds besides, ``streams``: communication has memory of its own (``planner.simulate.replay``).
+    holds besides, ``streams``: communication has memory of its own (``device.replay``).
     ``keeps_scores``: the last stage still has the scores of the microbatch before; ``copies_scores``:
     it has them once more than its kernels account for."""
 

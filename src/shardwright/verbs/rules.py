@@ -16,8 +16,6 @@ from shardwright.errors import InputError
 from shardwright.planner.space.configs import placements
 from shardwright.planner.space.iteration import PLUS, Dim, Iteration
 from shardwright.planner.space.rules import KIND, iterate
-from shardwright.planner.space.rules.examples import EXAMPLES
-from shardwright.planner.space.rules.examples.resize import is_small, resized
 from shardwright.planner.space.rules.normalisation import LOCAL_STATISTICS
 from shardwright.planner.space.rules.signature import Rule
 from shardwright.runtime.rules import (
@@ -30,6 +28,8 @@ from shardwright.runtime.rules import (
     draw,
     run_isolated,
 )
+from shardwright.verbs.examples import EXAMPLES
+from shardwright.verbs.examples.resize import is_small, resized
 from shardwright.verbs.request import Watch
 from shardwright.verbs.results import RuleCheck, RuleChecks
 
@@ -200,7 +200,4 @@ def _name(rule: Rule) -> str:
 
 
 def _no_example() -> str:
-    return (
-        "no example call: add one to planner/space/rules/examples, in the file that is called as "
-        "the rule's"
-    )
+    return "no example call: add one to verbs/examples, in the file that is called as the rule's"

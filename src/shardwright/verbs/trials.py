@@ -20,9 +20,10 @@ from shardwright.core.plan import Frontier, Measured, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.lower import lower
-from shardwright.planner.search import Survey, is_simpler, refit
+from shardwright.planner.search import Survey, is_simpler
 from shardwright.report.units import seconds_text
 from shardwright.verbs.events import following
+from shardwright.verbs.refit import refit
 from shardwright.verbs.request import Watch
 from shardwright.verbs.shelf import Shelf
 

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry  # noqa: E40
 from shardwright.planner.cost.compute import local_flops  # noqa: E402
 from shardwright.planner.cost.derivatives import base_kind  # noqa: E402
 from shardwright.planner.cost.products import ATTENTION, GROUPED, HEAVY, RECURRENT  # noqa: E402
-from shardwright.planner.space.rules.examples import EXAMPLES  # noqa: E402
 from shardwright.runtime.rules.cases import REFUSALS, Refused, draw  # noqa: E402
+from shardwright.verbs.examples import EXAMPLES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

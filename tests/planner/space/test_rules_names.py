@@ -11,7 +11,8 @@ import pytest
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.planner.space import rules
 from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.rules import examples, iterate
+from shardwright.planner.space.rules import iterate
+from shardwright.verbs import examples
 
 Shape = tuple[int, ...]
 

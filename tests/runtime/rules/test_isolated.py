@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shardwright.core.example import Call
 from shardwright.errors import InputError
-from shardwright.planner.space.rules.examples.notation import F, call
 from shardwright.runtime.rules import Axis, Crashed, Differ, draw, run_isolated
+from shardwright.verbs.examples.notation import F, call
 from shardwright.verbs.finder import propose
 from shardwright.verbs.rules import verify_rules
 from tests.processes import is_alive, wait_until

@@ -16,10 +16,7 @@ from shardwright.planner.cost.price import InstructionCosts
 from shardwright.planner.judge.evaluate import Evaluation, evaluate_program
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.model.context import Context
-
-# Strategies on so many lists of meshes (or with so many counts of microbatches) are remembered: a
-# search that tries another and comes back goes on where it was.
-MOST_FRAMES = 8
+from shardwright.planner.remember import KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,6 @@ class Incremental:
             InstructionCosts(context.graph, context.prices.shards),
         )
         frames[key] = frame
-        if len(frames) > MOST_FRAMES:
+        if len(frames) > KEPT:  # a search that tries another and comes back goes on where it was
             del frames[next(iter(frames))]
         return frame

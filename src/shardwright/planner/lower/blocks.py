@@ -26,9 +26,7 @@ from shardwright.planner.lower.pieces import Piece, Share
 from shardwright.planner.lower.records import Closed, Pair, Record
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Stage
-
-# In how many surroundings what became of a block (on each stage) is remembered.
-MOST_KNOWN = 8
+from shardwright.planner.remember import KEPT
 
 
 def _often(steps: Sequence[Step]) -> list[Step]:
@@ -65,7 +63,7 @@ class Blocks:
     """The blocks of one lowering on their way to pieces: ``backward`` of every stage, the last first;
     then ``forward`` of each; ``finish``; then their ``shares``.
 
-    What a block becomes is remembered by what others read of it, and by what is made again.
+    What a block becomes is remembered by what others read of it, and by what is made again: ``KEPT`` of each.
     """
 
     def __init__(
@@ -229,7 +227,7 @@ class Blocks:
                 builder.take(segment, finished)
                 closed.views.update(finished.views)
             if not self.reaches:
-                if len(block.known) == MOST_KNOWN:
+                if len(block.known) == KEPT:
                     block.known.clear()
                 block.known[key] = closed
 
@@ -240,7 +238,7 @@ class Blocks:
             if (number, stage) in self.drawn:
                 key, synced = self.drawn[number, stage]
                 closed = self.closed[number]
-                if len(closed.shares) == MOST_KNOWN * len(self.stages):
+                if len(closed.shares) == KEPT * len(self.stages):
                     closed.shares.clear()
                 closed.shares[key] = self._share(closed, stage, synced)
                 self.found[number, stage] = closed.shares[key]

@@ -19,9 +19,9 @@ from shardwright.planner.lower.outline import REACH, Ints, Outline, Stretch
 from shardwright.planner.space.legal import check_pipeline
 from shardwright.planner.space.samples import Samples
 
-# So many blocks of a run remain; the copied one is in the middle. Fewer than this share of all blocks
-# must remain, or it is not worth the trouble.
-KEPT, WORTHWHILE = 8, 0.6
+# So many blocks of a run remain, the copied one in the middle: it and all within its reach are looked at, on either
+# side of those left out. Fewer than this share of all blocks must remain, or it is not worth the trouble.
+KEPT, WORTHWHILE = 4 * REACH, 0.6
 # So many folded graphs are remembered; they differ in how many blocks remain.
 MOST_GRAPHS = 32
 

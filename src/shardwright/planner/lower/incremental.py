@@ -26,12 +26,11 @@ from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.memo import LastingBuilder
 from shardwright.planner.lower.records import Record
+from shardwright.planner.remember import KEPT
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.legal import check_pipeline
 from shardwright.planner.space.samples import Samples
 
-# How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
-MOST_RECORDS = 6
 Known = list[list[Record]]  # by block, the last used first
 
 
@@ -139,7 +138,7 @@ class _Replay(Lowering):
         else:
             act = partial(self.lower_anew, number)
             known.insert(0, self.record(around.leaves, rests_on, act))
-            del known[MOST_RECORDS:]
+            del known[KEPT:]  # those of the strategies accepted and proposed last
         self.blocks.append(known[0])
 
     def _rests_on(self, around: Surroundings) -> tuple[object, ...]:

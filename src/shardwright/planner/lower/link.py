@@ -18,9 +18,8 @@ from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
 from shardwright.planner.lower.records import Record, news
 from shardwright.planner.lower.stage import Entry, Held, Holdings, Stage
 from shardwright.planner.lower.standing import Lowers, Standing
+from shardwright.planner.remember import KEPT
 
-# So many ways in which blocks of one kind stand are remembered.
-MOST_STANDINGS = 8
 NOTHING: Holdings = ({}, {}, {})
 RUNS = (Kind.FORWARD, Kind.RECOMPUTE)
 
@@ -285,7 +284,7 @@ class Linker:
             found = replace(found, leaves=tuple(map(news, found.leaves, held)))
             standing.last, like = builder.counts(), block.number
             known.insert(0, (found, standing))
-            del known[MOST_STANDINGS:]
+            del known[KEPT:]  # of the ways in which blocks of this kind stand
         for index, _ in found.segments:
             self._stood[index] = like, standing
         return found

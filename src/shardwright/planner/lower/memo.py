@@ -14,11 +14,11 @@ from shardwright.core.program import Segment, Value
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower.builder import Extra, Made, ProgramBuilder, Said
 from shardwright.planner.lower.ground import Ground
+from shardwright.planner.remember import KEPT
 
-# Beyond so many remembered things, or so many times the values of the first strategy, everything is
+# Beyond so many remembered things, or ``KEPT`` times the values of the first strategy, everything is
 # forgotten and begins anew.
 MOST_REMEMBERED = 60_000
-MOST_GROWTH = 8
 
 
 @dataclass(slots=True)
@@ -123,5 +123,5 @@ class LastingBuilder(ProgramBuilder):
     @property
     def is_full(self) -> bool:
         """Whether it is time to forget."""
-        grown = len(self.values) > MOST_GROWTH * self.first_size
+        grown = len(self.values) > KEPT * self.first_size
         return grown or max(len(self.messages), len(self.remembered)) > MOST_REMEMBERED

@@ -16,7 +16,8 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.planner.space.samples import Samples
 
 Ints = NDArray[np.int64]
-# A block that reads, or is read by, blocks further away than this is not left out.
+# A block that reads, or is read by, blocks further away than this is not left out. Whoever leaves blocks out
+# keeps at least as many at either end, and looks whether those between are alike.
 REACH = 2
 
 

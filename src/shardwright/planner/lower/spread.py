@@ -9,6 +9,7 @@ from functools import cached_property
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.lower.fold import Folder, Short
+from shardwright.planner.lower.outline import REACH
 from shardwright.planner.space.samples import Samples
 from shardwright.planner.space.seeds import (
     TooFewBlocks,
@@ -17,9 +18,9 @@ from shardwright.planner.space.seeds import (
     repeated_blocks,
 )
 
-# So many blocks of each stretch are left to look at; those that are not so near its ends must come
-# out alike.
-SHOWN, EDGE = 7, 2
+# So many blocks of each stretch are left to look at: those within reach of its ends, and three in between, which must
+# come out alike.
+SHOWN = REACH + 3 + REACH
 
 Make = Callable[[OperatorGraph, Samples], Strategy]
 
@@ -69,7 +70,7 @@ class Spreader:
         looked = self._looking
         even = [
             any(
-                first <= one.first + EDGE and stop >= one.stop - EDGE
+                first <= one.first + REACH and stop >= one.stop - REACH
                 for first, stop in looked.runs(made, one)
             )
             for one in looked.outline.stretches

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.planner.schedule.clock import StageTimes
 from shardwright.planner.schedule.pipeline import Action, Line, Phase
-from shardwright.planner.schedule.play import Room
+from shardwright.planner.schedule.play import ROUNDING, Room
 
 PHASES: tuple[Phase, ...] = ("F", "I", "W")
-SLACK = 1 + 1e-9
 
 
 def best_order(
@@ -52,7 +51,7 @@ class _Search:
 
     def go_on(self) -> None:
         """Try whatever can come next."""
-        if self._bound() >= self.most * (2 - SLACK):
+        if self._bound() >= self.most * (1 - ROUNDING):
             return
         ready: list[tuple[float, float, int, Phase]] = [(start + self.stages[k].seconds(phase), start, k, phase)
                  for k in range(len(self.stages)) for phase, start in self._ready(k)]  # fmt: skip
@@ -107,7 +106,7 @@ class _Search:
             yield "W", free
 
     def _fits(self, k: int) -> bool:
-        return self.memory[k] + self.room.kept[k] <= self.room.limits[k] * SLACK
+        return self.memory[k] + self.room.kept[k] <= self.room.limits[k] * (1 + ROUNDING)
 
     def _arrival(self, phase: Phase, k: int, number: int) -> float:
         """Return when what a stage's phase reads has come; infinite where it is not begun."""

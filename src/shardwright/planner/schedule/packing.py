@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.schedule.merge import Cost
+from shardwright.planner.schedule.play import ROUNDING
 
 # Groups (first, stop, way): gradients first to stop - 1 travel together in a way.
 Groups = tuple[tuple[int, int, int], ...]
@@ -23,7 +24,6 @@ Groups = tuple[tuple[int, int, int], ...]
 MOST_STATES = 64
 # Who has more gradients takes neighbours together first: time grows with the square.
 MOST_UNITS = 16
-SLACK = 1e-9
 
 _Rows = NDArray[np.float64]
 
@@ -155,7 +155,7 @@ def _as_dense(
 ) -> Groups:
     """Let each group travel in the first way with which all is summed as early."""
     chosen = list(groups)
-    least = _ends(groups, ready, end, totals) * (1 + SLACK)
+    least = _ends(groups, ready, end, totals) * (1 + ROUNDING)
     for place, (first, stop, own) in enumerate(groups):
         for way in range(own):
             chosen[place] = (first, stop, way)

@@ -11,14 +11,12 @@ from shardwright.planner.judge.ties import is_simpler
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.alternative import Wish
-from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.goals import MODES, Goal, grown
 from shardwright.planner.search.limits import Limits, room
 from shardwright.planner.search.local.mcmc import Chain
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.reasons.explanation import explain
-from shardwright.planner.search.refit import refit
 from shardwright.planner.search.search import (
     best_of,
     curve,
@@ -38,7 +36,6 @@ __all__ = [
     "Goal",
     "Limits",
     "Progress",
-    "Surroundings",
     "Survey",
     "Training",
     "Wish",
@@ -50,12 +47,10 @@ __all__ = [
     "grown",
     "is_simpler",
     "priced",
-    "refit",
     "room",
     "sample",
     "search",
     "some_plan",
-    "surroundings",
     "survey",
     "surveyed",
     "why_not",

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from shardwright.core.completion import connected
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
+from shardwright.planner.simulate.flushless import PERIODS
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Times, Wiring
 
-# Steps that are played. Where the last one took all devices equally long, so does every other. Else so many more are,
-# and their mean counts: a multiple of the few that a rhythm takes to repeat.
-FEW, MORE = 3, 12
+# Steps that are played. Where the last one took all devices equally long, so does every other. Else ``PERIODS`` more
+# are, and their mean counts.
+FEW = 3
 ALIKE = 1e-9
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -51,7 +52,7 @@ def in_a_row(
     _, end, cause = clock(row.wiring, _durations(row, seconds))
     took = np.diff(end[row.closings], axis=0)[-1]
     if np.ptp(took) > ALIKE * took.max():
-        row, laps = _row_of(program, wiring, FEW + MORE), MORE
+        row, laps = _row_of(program, wiring, FEW + PERIODS), PERIODS
         _, end, cause = clock(row.wiring, _durations(row, seconds))
     moments = end[row.closings].max(axis=1)
     period = float(moments[-1] - moments[-1 - laps]) / laps

@@ -18,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import InputError
-from shardwright.planner.solve.buckets import Floats, Scope, join, neighbours, plan
+from shardwright.planner.solve.buckets import MAX_CELLS, Floats, Scope, join, neighbours, plan
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import WARM_UP, Dual
-from shardwright.planner.solve.wide.net import BIG, net_of
+from shardwright.planner.solve.wide.dual import PATIENCE, WARM_UP, Dual
+from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
 
 # Hubs touch at least so many others, and have at most so many joint values.
 HUB, MOST_VALUES = 64, 16
-# A variable is eliminated if that makes a table of at most so many cells over so many others.
-MAX_CELLS, MAX_OTHERS = 2**18, 2
-# Turns of bounding and searching, the sweeps in each, and the gap that is good enough.
-TURNS, SWEEPS, ENOUGH = 8, 60, 1e-5
+# A variable is eliminated if that makes a table over so many others: messages go between two.
+MAX_OTHERS = 2
+# The gap that is good enough.
+ENOUGH = 1e-5
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
 
@@ -159,8 +159,8 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
     net, dual = net_of(own), Dual(own, net_of(own))
     room = room_of(own.num_nodes, 8_000_000, int(own.sizes.max(initial=1)))
     best, limit = math.inf, upper - constant
-    for turn in range(TURNS):
-        for _ in range(SWEEPS):
+    for turn in range(FEW):
+        for _ in range(2 * PATIENCE):  # steps get smaller once
             dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
         *_, proposal = dual.propose(WARM_UP)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import highspy
 import numpy as np
 
-from shardwright.planner.solve.wide import WideProblem
+from shardwright.planner.solve.wide.problem import WideProblem
 
 
 def random_problem(

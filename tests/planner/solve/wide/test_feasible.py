@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.contest import solve
+from shardwright.contest.feasible import Feasibility
+from shardwright.contest.order import order_of, reordered
 from shardwright.files.iopddl import FORBIDDEN
-from shardwright.planner.solve.wide import solve
 from shardwright.planner.solve.wide.compact import compact
-from shardwright.planner.solve.wide.feasible import Feasibility
-from shardwright.planner.solve.wide.order import order_of, reordered
 from shardwright.verbs.iopddl import wide_problem
 from tests.planner.solve.wide.families import planted, shuffled
 from tests.planner.solve.wide.problems import cost, optimum, peak, random_problem, with_limit

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.contest.order import relaid
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import net_of
-from shardwright.planner.solve.wide.order import relaid
 from shardwright.planner.solve.wide.region import room_of
 from shardwright.verbs.iopddl import wide_problem
 from tests.planner.solve.wide.certified import SHAPES, ZEROS, certified

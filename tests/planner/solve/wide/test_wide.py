@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.planner.solve.wide import solve
+from shardwright.contest import solve
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Dual

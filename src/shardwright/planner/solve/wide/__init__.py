@@ -1,9 +1,4 @@
-"""Wide graphs: problems too wide to eliminate, with memory limited at every time point.
+"""Parts of a solver of wide graphs: problems too wide to eliminate, with memory limited at every time point.
 
-``solve`` is the door.
+A problem is made smaller (``compact``), bounded by messages (``dual``) and solved region by region (``descent``).
 """
-
-from shardwright.planner.solve.wide.problem import WideProblem
-from shardwright.planner.solve.wide.solver import Standing, WideSolution, solve
-
-__all__ = ["Standing", "WideProblem", "WideSolution", "solve"]

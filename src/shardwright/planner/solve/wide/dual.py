@@ -17,18 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.compiled import compiled, inner
-from shardwright.planner.solve.wide.net import Net
+from shardwright.planner.solve.wide.net import FEW, NEAR, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, profile
 
 FIRST_STEP = 0.1  # of Polyak's
 SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried
-PATIENCE = 25  # sweeps without a better bound before the steps get smaller
+PATIENCE = 25  # sweeps without a better bound before steps get smaller, and at fixed prices before a choice is taken
 KEPT = 0.7  # of the last direction in the next, and of steps that gain nothing
-# Where the optimum without a limit is far below that with it, Polyak's steps are far too short: after
-# so many bounds in a row each better by less than that share, they grow, and are given up sooner.
-RUN, SLOW, GROW, SHORT_PATIENCE = 4, 0.01, 1.2, 8
+# Where the optimum without a limit is far below that with it, Polyak's steps are far too short: after so many
+# bounds in a row each better by next to nothing (``NEAR``), they grow so many times, and are given up sooner (``FEW``).
+RUN, GROW = 4, 1.2
 WARM_UP = 10  # sweeps in which messages settle, before prices move
-FIX_WITHIN = 0.3  # of the known cost, how close the bound has to be to forbid strategies
 
 
 class Messages:
@@ -98,14 +97,14 @@ class Dual(Messages):
         self.target = min(self.target, self._finite_cost(), upper)
         self._stale += 1
         self._note(bound)
-        if self._stale >= (PATIENCE if self._step <= FIRST_STEP else SHORT_PATIENCE):
+        if self._stale >= (PATIENCE if self._step <= FIRST_STEP else FEW):
             self._shorten()
         elif self.num_sweeps >= WARM_UP:
             self._move_prices(bound)
 
     def _note(self, bound: float) -> None:
         """Keep a bound if it is the best; where many in a row are little better, steps grow."""
-        is_slow = bound - self.bound < SLOW * abs(bound)
+        is_slow = bound - self.bound < NEAR * abs(bound)
         self._run = self._run + 1 if bound > self.bound and is_slow else 0
         if bound > self.bound:
             self.bound, self.best_multipliers, self._stale = bound, self.multipliers, 0
@@ -137,7 +136,7 @@ class Dual(Messages):
     def _sweep(self, multipliers: Floats, upper: float) -> float:
         """Return the bound after a sweep forth and back; forbid what costs ``upper`` or more."""
         before, bound = self.pass_on(multipliers)
-        if before > upper - FIX_WITHIN * abs(upper):
+        if upper < np.inf:
             # Costs are whole, so a better solution costs at most upper - 1.
             self.allowed &= before + self.slack <= upper - 1 + tolerance(upper)
             self.net.cost[~self.allowed] = self._ceiling

@@ -20,14 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.compiled import compiled, inner
-from shardwright.planner.solve.wide.net import Net
+from shardwright.planner.solve.wide.net import FEW, NEAR, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints
 from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_region
 
 BUMP = 2.0  # by what a price grows that was too low
 MOVES = 32  # of a round; twice in it prices follow what is used
-SOFT = 0.01  # of the limit: how far below it memory begins to have a price, while some is over it
-FEW = 8  # prices that a move may raise; tries at a full time, and at a node that lives then
 MOST_EDGES = 4  # of a region, and nodes that it passes through, times the nodes it may have
 
 
@@ -314,7 +312,7 @@ def _saved(net: Net, search: Search, room: Room, manner: Manner, count: int) -> 
 def _follow(search: Search, limit: float) -> None:
     """Set the prices that follow from the weights: the slope of what is over the limit costs,
     smoothed below it. Where nothing may be over it there are none."""
-    softness = max(SOFT * limit, 1.0)
+    softness = max(NEAR * limit, 1.0)
     total = 0.0
     for time in range(len(search.used)):
         below = (search.used[time] - limit) / softness

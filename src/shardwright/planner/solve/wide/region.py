@@ -22,6 +22,7 @@ from shardwright.planner.solve.wide.problem import Floats, Ints
 
 MOST_AROUND = 32  # neighbours of a variable while eliminating; one with more keeps its choice
 MOST_SCOPE = 10  # neighbours of a variable when it is eliminated
+MOST_NODES = 4_000  # of a region, as wide as moves make sense; while nothing is legal, half as many
 FREE, GONE, FIXED = range(3)
 
 

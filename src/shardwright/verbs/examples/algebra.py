@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import F, L, call, every
+from shardwright.verbs.examples.notation import F, L, call, every
 
 EXAMPLES = {
     **every(

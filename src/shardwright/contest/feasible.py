@@ -19,9 +19,8 @@ from shardwright.planner.solve.wide.descent import Descent, fits
 from shardwright.planner.solve.wide.dual import Messages
 from shardwright.planner.solve.wide.net import Net, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
-from shardwright.planner.solve.wide.region import room_of
+from shardwright.planner.solve.wide.region import MOST_NODES, room_of
 
-MOST_NODES = 2_000  # of a region
 # What a forbidden pair costs, in limits, while prices of memory add up to 1. Noise over all nodes, which breaks
 # ties, is its inverse: bounds lie as much lower, beyond all rounding.
 CEILING = 1e4
@@ -65,7 +64,7 @@ class Feasibility:
                 return
         if self._descent is None or self._num_rounds % 32 == 0:
             self._descent = self._new_descent()
-        self._descent.round(0.0, MOST_NODES)
+        self._descent.round(0.0, MOST_NODES // 2)
         self._offer(self._descent.choice)
 
     def _new_descent(self) -> Descent:
@@ -75,7 +74,7 @@ class Feasibility:
         least = np.minimum.reduceat(problem.usage, problem.first[:-1])
         # A unit of memory weighs such that what nodes can spare compares with a broken pair.
         typical = float(np.mean((most - least) * np.maximum(problem.end - problem.begin, 1)))
-        room = room_of(MOST_NODES + 2, 4_000_000, int(problem.sizes.max(initial=1)))
+        room = room_of(MOST_NODES // 2 + 2, 4_000_000, int(problem.sizes.max(initial=1)))
         return Descent(
             problem, own_tables(problem), room, self._prices.best, self.seed + self._num_rounds,
             penalties=(1.0 / max(typical, 1.0), 1.0),

@@ -16,8 +16,6 @@ from shardwright.planner.compiled import compiled
 from shardwright.planner.solve.wide.net import links
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
-WORSE = 1.5  # by what edges may be longer in the given order, in which it is still kept
-
 
 def order_of(problem: WideProblem) -> Ints | None:
     """Return the nodes in a better order for messages, or None where theirs is good enough."""
@@ -31,7 +29,7 @@ def order_of(problem: WideProblem) -> Ints | None:
     place = _places(order)
     given = np.abs(np.diff(ends, axis=1)).sum()
     timely = np.abs(np.diff(place[ends], axis=1)).sum()
-    return order if given > WORSE * timely else None
+    return order if given > timely else None
 
 
 @compiled

@@ -12,27 +12,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.planner.solve.wide.branch import Branching
+from shardwright.contest.branch import Branching
+from shardwright.contest.feasible import Feasibility, is_legal
+from shardwright.contest.order import order_of, relaid, reordered
 from shardwright.planner.solve.wide.compact import Compact, compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import SLIGHT, Dual, tolerance
-from shardwright.planner.solve.wide.feasible import Feasibility, is_legal
-from shardwright.planner.solve.wide.net import BIG, net_of
-from shardwright.planner.solve.wide.order import order_of, relaid, reordered
+from shardwright.planner.solve.wide.dual import PATIENCE, SLIGHT, Dual, tolerance
+from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
-from shardwright.planner.solve.wide.region import room_of
+from shardwright.planner.solve.wide.region import MOST_NODES, room_of
 
-# Of what is left of the budget, bounding goes on until the first share is used up, searching until
-# the second.
 FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
+# Of what is left of the budget, bounding goes on until the first share is used up, searching until the second; a proof
+# has as much as the first search.
 TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.68))
-SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
-IDLE = 8, 2_500  # rounds that gain next to nothing, and nodes for each further one
-LOOSENED = 16  # times in a row that memory is let over the limit again, before a search ends
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
-PROOF_TURN = 0.06  # of the budget goes to a proof
-PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
-MOST_NODES = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +156,7 @@ class _Run:
                 continue
             self.descend(self._proposal((bounded + searched) / 2), searched)
             if self.cost < BIG:
-                self.prove(searched + PROOF_TURN)
+                self.prove(searched + TURNS[0][1] - TURNS[0][0])
             else:  # without anything legal all else is worth nothing
                 self.make_legal(1.0)
         self.make_legal(1.0)
@@ -177,7 +171,7 @@ class _Run:
 
     def _proposal(self, share: float) -> Ints:
         """Return the choice on which messages have settled, or nearly, as the share is used up."""
-        proposals = self.dual.propose(SETTLE)
+        proposals = self.dual.propose(PATIENCE)
         proposal = next(proposals)
         while (further := next(proposals, None)) is not None:
             proposal = further
@@ -211,8 +205,7 @@ class _Run:
         dual.advance(self.cost)
         count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
         cells = int(count[self.problem.ends].prod(axis=1).sum())
-        is_wide_open = self.cost - dual.bound > PROOF_GAP * self.cost
-        if cells > (FEW_CELLS if is_wide_open else PROOF_CELLS):
+        if cells > PROOF_CELLS:
             return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
@@ -222,7 +215,7 @@ class _Run:
             return
         cost = self.cost - rest.constant
         below = Dual(rest.problem, net_of(rest.problem))
-        for _ in range(SETTLE):
+        for _ in range(PATIENCE):
             below.advance(cost)
         branching = Branching(rest.problem, below, cost)
         while not (branching.is_done or self.is_over(share, "proving")):
@@ -295,7 +288,7 @@ class _Pace:
     """How a descent gets on: rounds in a row that gained little, and how often memory was loosened."""
 
     def __init__(self, num_nodes: int) -> None:
-        self._patience = IDLE[0] + num_nodes // IDLE[1]
+        self._patience = FEW + num_nodes // MOST_NODES
         self._idle, self._mark = 0, math.inf
         self.loosened = 0
 
@@ -311,9 +304,9 @@ class _Pace:
         return self._idle >= self._patience
 
     def loosens(self) -> bool:
-        """Begin anew; tell whether memory may be over the limit once more, or that was so too often."""
+        """Begin anew; tell whether memory may be over the limit once more, or that was so too often in a row."""
         self._idle, self._mark = 0, math.inf
-        self.loosened = (self.loosened + 1) % (LOOSENED + 1)
+        self.loosened = (self.loosened + 1) % (2 * FEW + 1)
         return self.loosened > 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
-from shardwright.planner.cost.driver import CONNECTION, MIB, communicator_bytes, context_bytes
+from shardwright.device.driver import CONNECTION, MIB, communicator_bytes, context_bytes
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.lower.test_lower import transformer_like

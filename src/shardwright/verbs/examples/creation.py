@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import F, K, U, call, every
+from shardwright.verbs.examples.notation import F, K, U, call, every
 
 EXAMPLES = {
     **every("tril_indices.default triu_indices.default", call(4, 6)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import B, F, I, K, L, U, call, every, fixed
+from shardwright.verbs.examples.notation import B, F, I, K, L, U, call, every, fixed
 
 EXAMPLES = {
     "shardwright.embedding_bags": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import C, F, P, U, call, every, fixed
+from shardwright.verbs.examples.notation import C, F, P, U, call, every, fixed
 
 EXAMPLES = {
     **every(

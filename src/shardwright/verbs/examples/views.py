@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import C, F, call, every
+from shardwright.verbs.examples.notation import C, F, call, every
 
 EXAMPLES = {
     **every("channel_shuffle.default", call(F(4, 6, 5, 3), 2)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import F, I, K, L, U, call, every, fixed
+from shardwright.verbs.examples.notation import F, I, K, L, U, call, every, fixed
 
 EXAMPLES = {
     **every("poisson_nll_loss.default", call(F(4, 6), K(4, 6), True, False, 1e-8, 2)),

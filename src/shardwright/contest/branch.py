@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solve.wide.descent import capped_cost, fits
-from shardwright.planner.solve.wide.dual import Dual, tolerance
-from shardwright.planner.solve.wide.net import net_of
+from shardwright.planner.solve.wide.dual import PATIENCE, Dual, tolerance
+from shardwright.planner.solve.wide.net import FEW, net_of
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
 Mask = NDArray[np.bool_]
-
-SWEEPS = 200  # per tree node, less where the bound suffices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,7 +81,7 @@ class Branching:
         """Return a leaf with a better bound and fewer strategies."""
         dual = self._dual
         dual.restart(leaf.allowed, leaf.messages, leaf.multipliers)
-        for _ in range(SWEEPS):
+        for _ in range(FEW * PATIENCE):  # fewer where the bound suffices
             dual.advance(self.cost)
             choice = dual.choice
             cost = capped_cost(self.problem, choice)

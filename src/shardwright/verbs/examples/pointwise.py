@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import B, C, F, I, K, U, call, every
+from shardwright.verbs.examples.notation import B, C, F, I, K, U, call, every
 
 EXAMPLES = {
     **every("angle.default real.default imag.default conj_physical.default", call(C(4, 6))),

@@ -8,9 +8,9 @@ from shardwright.core.costs import CostTable
 from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search import refit
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
+from shardwright.verbs.refit import refit
 from tests.planner.search.models import cluster, mlp
 
 SEEDS = (

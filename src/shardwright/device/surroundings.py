@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
-from shardwright.planner.cost.driver import communicator_bytes, context_bytes
-from shardwright.planner.simulate.replay import replay
+from shardwright.device.driver import communicator_bytes, context_bytes
+from shardwright.device.replay import replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import F, K, call, every
+from shardwright.verbs.examples.notation import F, K, call, every
 
 EXAMPLES = {
     **every(

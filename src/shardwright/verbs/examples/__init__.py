@@ -7,7 +7,7 @@ written here and at random ones. A rule without an example is refused by both.
 from __future__ import annotations
 
 from shardwright.core.example import Call
-from shardwright.planner.space.rules.examples import (
+from shardwright.verbs.examples import (
     algebra,
     convolution,
     creation,

@@ -16,10 +16,10 @@ import numpy as np
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import BACKWARD_KINDS, STATES, Kind, Message, Program, Segment, Value
 from shardwright.core.schedules import SCHEDULES, in_flight
+from shardwright.device.allocator import Block, CachingAllocator, DeviceMemory
 from shardwright.planner.cost.backward import GradientStep, gradient_steps
 from shardwright.planner.cost.memory import SegmentMemory, Storages
 from shardwright.planner.schedule import held, order_of
-from shardwright.planner.simulate.allocator import Block, CachingAllocator, DeviceMemory
 
 STEPS = 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import B, F, L, call, every, fixed
+from shardwright.verbs.examples.notation import B, F, L, call, every, fixed
 
 EXAMPLES = {
     **every(

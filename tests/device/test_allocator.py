@@ -10,10 +10,10 @@ import pytest
 
 from shardwright.core.decoder import Decoder
 from shardwright.core.graph import OperatorGraph
+from shardwright.device.allocator import MIB, Block, CachingAllocator, DeviceMemory
+from shardwright.device.replay import replay
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
-from shardwright.planner.simulate.allocator import MIB, Block, CachingAllocator, DeviceMemory
-from shardwright.planner.simulate.replay import replay
 from shardwright.planner.space import Seed, seed_strategy
 
 
