@@ -147,8 +147,8 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
         """Find the least of a mix; what was found bounds all others."""
         nonlocal unit
         found = kinds.solve(mix @ ways)
-        cuts = [way @ totals for way, totals in zip(ways, found.totals, strict=True)]
-        unit = unit or max(float(cut[:-1].max()) for cut in cuts) or 1.0
+        cuts = (ways @ found.totals[..., None])[..., 0]
+        unit = unit or float(cuts[:, :-1].max(initial=math.ulp(0.0)))
         for cut in cuts:
             factors = [*(cut[:-1] / unit).tolist(), float(cut[-1] / limit - 1)]
             # HiGHS refuses smaller ones. Without them it may mean otherwise, and any mean is a bound.
@@ -156,7 +156,7 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
             program.addConstr(sum(by * one for by, one in terms if abs(by) > 1e-9) >= seconds)
         return float(found.values.min())
 
-    unit = 0.0  # of what HiGHS is told of seconds: it takes numbers near one
+    unit = 0.0  # of the seconds that HiGHS is told of: it takes numbers near one
     smallest = met(np.append(np.zeros(bounds), 1.0))
     if not smallest < limit:
         return math.inf
