@@ -155,6 +155,7 @@ FILES = (
     "corners",
     "pasted",
     "workshop",
+    "latest",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,8 +71,10 @@ def plan(
 
 
 def _speaker(as_json: bool) -> Terminal:
-    """Begin a search: looking for cycles as often as usual takes a quarter of it, and it makes few."""
+    """Begin a search: looking for cycles as often as usual takes a quarter of it, and it makes few; the look
+    at Python's end, a second for thousands of operators, frees what ends anyhow."""
     gc.set_threshold(COLLECTED, 10, 10)
+    atexit.register(gc.freeze)
     return terminal_for(as_json)
 
 

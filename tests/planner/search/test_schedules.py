@@ -15,6 +15,7 @@ from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.model.arrangements import Arrangement, Shape
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.terms import EACH, GATHER, ONCE, SYNC
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import Findings, answer
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
@@ -186,6 +187,20 @@ def test_what_devices_must_keep_bounds_every_cut_into_chunks_that_fits() -> None
         loose = explore(context, arrangement, limit, math.inf, math.inf).bound
         rises += least > 1.01 * loose.seconds(2)
     assert rises
+
+
+def test_what_is_proved_of_chunks_does_not_depend_on_the_unit_of_time() -> None:
+    """The solver of linear programs refuses factors below 1e-9, and such come of fast devices."""
+    context = Context.of(residual(batch=4096, width=64, depth=4), NEAR, CostTable(), Training())
+    arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
+    explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+    limit = min(one.bytes for one in explored.candidates)
+    problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)
+    least = least_looped(problem, arrangement, 2, limit)
+    unit = 2.0**34
+    for term in problem.statement.terms:
+        term.columns[[EACH, ONCE, GATHER, SYNC]] /= unit
+    assert least_looped(problem, arrangement, 2, limit) * unit == pytest.approx(least)
 
 
 def planned(context: Context, limit: float) -> Findings:

@@ -145,21 +145,24 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
 
     def met(mix: Floats) -> float:
         """Find the least of a mix; what was found bounds all others."""
+        nonlocal unit
         found = kinds.solve(mix @ ways)
-        for way, totals in zip(ways, found.totals, strict=True):
-            cut = way @ totals
-            factors = [*cut[:-1].tolist(), float(cut[-1] / limit - 1)]
+        cuts = (ways @ found.totals[..., None])[..., 0]
+        unit = unit or float(cuts[:, :-1].max(initial=math.ulp(0.0)))
+        for cut in cuts:
+            factors = [*(cut[:-1] / unit).tolist(), float(cut[-1] / limit - 1)]
             # HiGHS refuses smaller ones. Without them it may mean otherwise, and any mean is a bound.
             terms = zip(factors, [*means, price], strict=True)
             program.addConstr(sum(by * one for by, one in terms if abs(by) > 1e-9) >= seconds)
         return float(found.values.min())
 
+    unit = 0.0  # of the seconds that HiGHS is told of: it takes numbers near one
     smallest = met(np.append(np.zeros(bounds), 1.0))
     if not smallest < limit:
         return math.inf
     while True:
         best = max(best, met(mix) - float(mix[-1]) * limit)
         program.maximize(seconds)
-        if program.val(seconds) <= best * (1 + max(near, ENOUGH)):
+        if program.val(seconds) * unit <= best * (1 + max(near, ENOUGH)):
             return best
-        mix = np.array([*program.vals(means), program.val(price) / limit])
+        mix = np.array([*program.vals(means), program.val(price) * unit / limit])

@@ -7,6 +7,7 @@ operator that writes a buffer returns nothing and is never dead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from shardwright.runtime.capture.vocabulary import (
     vocabulary_cross_entropy_sum,
     vocabulary_logsumexp,
 )
+
+aten = torch.ops.aten
 
 
 def linear_blocks(
@@ -171,6 +174,20 @@ def as_complex(input: Tensor) -> Tensor:
     return torch.view_as_complex(input.contiguous())
 
 
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    """Return a multiple of ``other`` for every element: torch's takes only what lies in order, as shards may not."""
+    rank = max(input.dim(), other.dim())
+    one, each = ((*[1] * (rank - len(of)), *of) for of in (input.shape, other.shape))
+    outer = input.reshape([size for mine in one for size in (mine, 1)])
+    inner = other.reshape([size for theirs in each for size in (1, theirs)])
+    return (outer * inner).reshape([a * b for a, b in zip(one, each, strict=True)])
+
+
+def max_unpool2d(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Put maxima back where they were: torch's takes only indices that lie in order, as those of shards may not."""
+    return aten.max_unpool2d.default(input, indices.contiguous(), output_size)  # type: ignore[no-any-return]
+
+
 def assign(buffer: Tensor, value: Tensor) -> None:
     """Write a buffer's new value in place.
 
@@ -204,6 +221,6 @@ KINDS = {
         linear_blocks, cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
         vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
         increment, assign, as_complex, place_slice, ctc_losses, embedding_bags, straight,
-        packed_recurrence,
+        packed_recurrence, kron, max_unpool2d,
     )
 }  # fmt: skip

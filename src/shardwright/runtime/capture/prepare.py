@@ -25,6 +25,7 @@ from shardwright.errors import CaptureError
 from shardwright.runtime.capture.adaptive import traceable_adaptive
 from shardwright.runtime.capture.bins import traceable_bins
 from shardwright.runtime.capture.copying import copy_module
+from shardwright.runtime.capture.covariance import traceable_covariance
 from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.flexible import traceable_flex
 from shardwright.runtime.capture.keeping import untouched_numbers
@@ -297,7 +298,7 @@ def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
     with (
         quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), traceable_bins(),
-        traceable_adaptive(), traceable_packing(), traceable_flex(), untouched_numbers(), without_group(),
+        traceable_adaptive(), traceable_covariance(), traceable_packing(), traceable_flex(), untouched_numbers(), without_group(),
     ):  # fmt: skip
         before = Distribution._validate_args
         Distribution.set_default_validate_args(

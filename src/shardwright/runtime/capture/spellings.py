@@ -40,12 +40,15 @@ COPIES = frozenset(
     }
 )
 # Operators that only mark their argument, to be changed when it is next used, and those that do it: a
-# mark would be lost where a tensor is sent, or taken for no change at all. Pairs of a shard may lie apart.
+# mark would be lost where a tensor is sent, or taken for no change at all. And those that take only what lies in
+# order, which a shard may not.
 PHYSICAL = {
     aten._conj.default: aten.conj_physical.default,
     aten.conj.default: aten.conj_physical.default,
     aten._neg_view.default: aten.neg.default,
     aten.view_as_complex.default: operators.as_complex,
+    aten.kron.default: operators.kron,
+    aten.max_unpool2d.default: operators.max_unpool2d,
 }
 ADJOINT = frozenset({aten.mH.default, aten.matrix_H.default, aten.adjoint.default})
 # Losses whose reduction is the plain mean or sum of a result by element or by sample.

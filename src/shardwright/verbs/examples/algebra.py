@@ -57,6 +57,7 @@ EXAMPLES = {
         call("ij,ij,j->i", [F(4, 6), F(1, 6), F(6)]),
         call("...ij->...ji", [F(2, 4, 6)]),
     ),
+    **every("addr.default", call(F(4, 6), F(4), F(6)), call(F(6), F(4), F(6), alpha=0.5)),
     **every(
         "inner.default",
         call(F(4, 6), F(8, 6)),
@@ -71,8 +72,7 @@ EXAMPLES = {
         call(F(4, 6), F(8, 2), [], []),
         call(F(4, 6), F(4, 6), [0, 1], [0, 1]),
     ),
-    **every(
-        "kron.default",
+    "shardwright.kron": (
         call(F(4, 6), F(8, 2)),
         call(F(4, 1), F(8, 2)),
         call(F(6), F(4, 2)),

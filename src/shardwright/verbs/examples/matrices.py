@@ -50,6 +50,13 @@ EXAMPLES = {
         call(F(6, 4, 8), 1, -1, 0),
         call(F(4, 6)),
     ),
+    **every("linalg_matrix_power.default", call(P(4, 3, 3), 3), call(P(2, 4, 3, 3), 2)),
+    **every("det.default linalg_eigh.default", call(P(4, 3, 3)), call(P(2, 4, 3, 3))),
+    **every(
+        "diagonal_scatter.default",
+        call(F(4, 6, 6), F(4, 6), 0, -2, -1),
+        call(F(6, 4, 8), F(4, 6), 1, 0, 2),
+    ),
     **every("diag_embed.default", call(F(4, 6)), call(F(4, 2, 6), 0, 0, 2)),
     **every(
         "fft_fft.default fft_ifft.default fft_rfft.default fft_irfft.default fft_hfft.default",

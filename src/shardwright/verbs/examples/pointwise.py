@@ -86,14 +86,14 @@ EXAMPLES = {
     **every(
         """
         bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor
-        bitwise_right_shift.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor
+        bitwise_right_shift.Tensor __lshift__.Tensor __rshift__.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor
         """,
         call(I(4, 6), I(6)),
     ),
     **every(
         """
         bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor_Scalar
-        bitwise_right_shift.Tensor_Scalar __and__.Scalar __or__.Scalar __xor__.Scalar
+        bitwise_right_shift.Tensor_Scalar __lshift__.Scalar __rshift__.Scalar __and__.Scalar __or__.Scalar __xor__.Scalar
         """,
         call(I(4, 6), 3),
     ),

@@ -34,6 +34,12 @@ EXAMPLES = {
         "quantile.scalar nanquantile.scalar", call(F(4, 6), 0.3, 1), call(F(4, 6), 0.5, 0, True)
     ),
     **every(
+        "trapezoid.x",
+        call(F(4, 6), F(6)),
+        call(F(4, 6), F(4, 6)),
+        call(F(4, 6, 2), F(6), dim=1),
+    ),
+    **every(
         "cross.default linalg_cross.default", fixed((3,), call(F(4, 6, 3), F(4, 6, 3), dim=-1))
     ),
     **every("aminmax.default", call(F(4, 6), dim=1), call(F(4, 6))),

@@ -161,6 +161,7 @@ RULES: dict[str, Rule] = {
     "aten.ger.default": equation("self n, vec2 m -> n m"),
     "aten.addmm.default": product_added_to(equation("self _.., mat1 n k, mat2 k m -> n m")),
     "aten.addmv.default": product_added_to(equation("self _.., mat n k, vec k -> n")),
+    "aten.addr.default": product_added_to(equation("self _.., vec1 n, vec2 m -> n m")),
     "aten.baddbmm.default": product_added_to(
         equation("self _.., batch1 b n k, batch2 b k m -> b n m")
     ),
@@ -170,7 +171,7 @@ RULES: dict[str, Rule] = {
     "aten.einsum.default": einsum,
     "aten.inner.default": inner,
     "aten.tensordot.default": contraction,
-    "aten.kron.default": kronecker,
+    "shardwright.kron": kronecker,
     "aten.cdist.default": equation("x1 b.. n _, x2 b.. m _ -> b.. n m"),
     "aten.bilinear.default": equation("input1 b.. i, input2 b.. k, weight n i k, +bias n -> b.. n"),
     # Rows are sorted by expert and `offs` marks where each expert's rows end, so that neither rows

@@ -167,7 +167,7 @@ RULES: dict[str, Rule] = {
     "aten.embedding.default": embedding,
     "aten.affine_grid_generator.default": equation("theta n _ _ -> n _.."),
     "aten.searchsorted.Tensor": searchsorted,
-    "aten.max_unpool2d.default": equation("self n c _ _, indices n c _ _ -> n c _ _"),
+    "shardwright.max_unpool2d": equation("input n c _ _, indices n c _ _ -> n c _ _"),
     "aten.bucketize.Tensor": equation("self b.., boundaries _ -> b.."),
     "aten.grid_sampler.default": grid_sampler,
     "aten.gather.default": gather,

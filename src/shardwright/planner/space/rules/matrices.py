@@ -35,6 +35,14 @@ def diagonal_matrix(call: Signature) -> Iteration:
     return space(call, [(*names, "")], [tuple(result)], linear=(0,))
 
 
+def written_diagonal(call: Signature) -> Iteration:
+    """Write the last dim of another tensor on a diagonal of two dims; all others split."""
+    names = numbered(len(call.inputs[0]))
+    dims = {call.tensor_dim("dim1", 0), call.tensor_dim("dim2", 1)}
+    whole = blank(names, dims)
+    return space(call, [whole, (*without(names, dims), "")], [whole], linear=(0, 1))
+
+
 def solution(call: Signature) -> Iteration:
     """Solve with matrices for columns, or for a vector each; factors beside may be of the matrix or turned,
     as is quicker for so many columns."""
@@ -66,7 +74,7 @@ RULES: dict[str, Rule] = {
         equation("self b.. _ _ -> b.. _ _"),
         """
         linalg_cholesky.default cholesky.default cholesky_inverse.default matrix_exp.default
-        linalg_matrix_exp.default inverse.default
+        linalg_matrix_exp.default inverse.default linalg_matrix_power.default
         """,
     ),
     **family(solution, "linalg_solve.default _linalg_solve_ex.default"),
@@ -78,6 +86,8 @@ RULES: dict[str, Rule] = {
     "aten.cholesky_solve.default": equation("self b.. _ _, input2 b.. _ _ -> b.. _ _"),
     "aten.linalg_solve_triangular.default": equation("self b.. _ _, B b.. _ _ -> b.. _ _"),
     "aten.linalg_inv.default": equation("A b.. _ _ -> b.. _ _"),
+    "aten.det.default": equation("self b.. _ _ -> b.."),
+    "aten.linalg_eigh.default": equation("self b.. _ _ -> b.. _, b.. _ _"),
     "aten.linalg_det.default": equation("A b.. _ _ -> b.."),
     "aten.logdet.default": equation("self b.. _ _ -> b.."),
     "aten.linalg_slogdet.default": equation("A b.. _ _ -> b.., b.."),
@@ -89,6 +99,7 @@ RULES: dict[str, Rule] = {
     "aten.linalg_lu_factor_ex.default": equation("A b.. _ _ -> b.. _ _, b.. _, b.."),
     "aten.diagonal.default": diagonal,
     "aten.diag_embed.default": diagonal_matrix,
+    "aten.diagonal_scatter.default": written_diagonal,
     **family(
         transform,
         """

@@ -104,7 +104,7 @@ RULES: dict[str, Rule] = {
         bitwise_left_shift.Tensor_Scalar bitwise_not.default bitwise_or.Scalar bitwise_or.Tensor
         bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_xor.Scalar
         bitwise_xor.Tensor __and__.Scalar __and__.Tensor __or__.Scalar __or__.Tensor __xor__.Scalar
-        __xor__.Tensor where.self where.Scalar where.ScalarOther where.ScalarSelf
+        __xor__.Tensor __lshift__.Scalar __lshift__.Tensor __rshift__.Scalar __rshift__.Tensor where.self where.Scalar where.ScalarOther where.ScalarSelf
         masked_fill.Scalar max.other min.other clip.Tensor divide.Tensor_mode divide.Scalar_mode
         subtract.Scalar remainder.Scalar_Tensor xlogy.Scalar_Other xlogy.Scalar_Self fill.Scalar
         masked_fill.Tensor addcdiv.default addcmul.default lerp.Scalar lerp.Tensor copy.default

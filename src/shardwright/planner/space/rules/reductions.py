@@ -85,6 +85,18 @@ def scan(call: Signature) -> Iteration:
     return space(call, [names] * len(call.inputs), [names], linear=linear)
 
 
+def integral(call: Signature) -> Iteration:
+    """Integrate along ``dim`` at places that all share, or of each its own."""
+    values, places = call.inputs
+    dim = call.tensor_dim("dim", -1)
+    names = numbered(len(values))
+    if len(places) > 1 and places != values:
+        raise NotUnderstood("places that are broadcast")
+    along = blank(names, {dim})
+    where = along if len(places) > 1 else ("",)
+    return space(call, [along, where], [without(names, {dim})], linear=(0,))
+
+
 def pairwise_distance(call: Signature) -> Iteration:
     """Split the rows of which distances are taken."""
     if len(set(call.inputs)) > 1:
@@ -136,6 +148,7 @@ RULES: dict[str, Rule] = {
         """,
     ),
     **family(scan, "cumsum.default diff.default"),
+    "aten.trapezoid.x": integral,
     **family(cross, "cross.default linalg_cross.default"),
     "aten.cosine_similarity.default": cosine_similarity,
     "aten.pairwise_distance.default": pairwise_distance,
