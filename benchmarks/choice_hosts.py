@@ -175,7 +175,9 @@ class Hosts:
         graph = capture(spec, global_batch=BATCHES[name], precision="float32").graph
         training = training_of(believed.strategy)
         survey = surveyed(graph, self.cluster, measured, document.frontier, training)
-        first, *others = survey.plain  # two run however long they take: what one has, and what is believed
+        first, *others = (
+            survey.plain
+        )  # two run however long they take: what one has, and what is believed
         every = [first, believed, *others, *document.frontier.plans, *described.plans]
         whole = [one for one in every if len(one.strategy.devices) == len(self.names)]
         plans = runnable(survey, whole)[:MOST_PLANS]

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from shardwright.planner.space.rules.examples import EXAMPLES
 from torch import Tensor
 
 from shardwright.planner.space.rules import KIND
-from shardwright.planner.space.rules.examples import EXAMPLES
 from shardwright.runtime.rules import Case, Refused, draw
 
 pytestmark = pytest.mark.torch
