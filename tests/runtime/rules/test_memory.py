@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from shardwright.planner.space.rules.examples import EXAMPLES
 from torch import Tensor
 
 from shardwright.planner.space.rules import KIND
 from shardwright.runtime.rules import Case, Refused, draw
+from shardwright.verbs.examples import EXAMPLES
 
 pytestmark = pytest.mark.torch
 
