@@ -26,7 +26,7 @@ from shardwright.report.text import (
     operator_table,
     plan_tables,
 )
-from shardwright.report.units import bytes_text, count_text, seconds_text
+from shardwright.report.units import bytes_text, count_text, overhead_text, seconds_text
 
 if TYPE_CHECKING:
     from shardwright.verbs.reasons import Explanation
@@ -104,7 +104,7 @@ def show_profile(terminal: Terminal, found: Profile) -> None:
     text = f"{found.num_measured} new measurements, {found.num_known} known in this environment."
     terminal.say(Text(text))
     for name, value in found.costs.overheads:
-        text = bytes_text(value) if name.endswith("bytes") else f"{value:.3g} s"
+        text = overhead_text(name, value)
         terminal.say(Text(f"{name.replace('_', ' ')}: {text}", style="dim"))
     terminal.say(*(Text(f"Note: {note}", style="yellow") for note in found.notes))
     terminal.emit(

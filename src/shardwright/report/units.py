@@ -47,6 +47,18 @@ def percent_text(ratio: float) -> str:
     return f"{ratio * 100:+.1f} %" if math.isfinite(ratio) else "-"
 
 
+def overhead_text(name: str, value: float) -> str:
+    """Write a scalar that was measured on a machine (``CostTable.overheads``): most are seconds."""
+    what = name.partition("|")[0]
+    if what.endswith("bytes"):
+        return bytes_text(value)
+    if what == "skew":  # of computation
+        return f"{value:.1%}"
+    if what == "overlap_slowdown":
+        return f"{value:.2f}x"
+    return count_text(value) if what == "cores" else seconds_text(value)
+
+
 def _three_digits(value: float) -> str:
     size = abs(value)
     return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"

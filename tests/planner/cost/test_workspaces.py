@@ -129,6 +129,29 @@ def test_recurrences_keep_and_need_what_the_allocator_sees(
     )
 
 
+def test_a_recurrence_of_which_only_the_last_state_is_read_needs_as_much() -> None:
+    layer = nn.GRU(64, 128)
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)[1].sum()
+
+    whole, last = (
+        capture(module, {"x": torch.randn(32, 16, 64)}).graph for module in (Behind(layer), Last())
+    )
+    found = [
+        (forward_workspace(graph, call, values_alone(graph)), backward_workspace(graph, call, values_alone(graph)))
+        for graph in (whole, last)
+        for call in calls_alone(graph)
+        if "gru" in graph.operators[call.operator].kind
+    ]  # fmt: skip
+    assert found[0] == found[1]
+
+
 def test_what_a_transposed_convolution_makes_is_not_kept() -> None:
     layer = nn.ConvTranspose2d(16, 16, 2, stride=2)
     graph = capture(Behind(layer), {"x": torch.randn(4, 16, 8, 8)}).graph

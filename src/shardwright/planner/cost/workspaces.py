@@ -25,8 +25,9 @@ IN_PLACE = frozenset({"in place", "copied"})
 CONVOLUTIONS = frozenset({
     "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
 })  # fmt: skip
-# Channels of a block; so few are read as they lie, by gradients of weights and by forward.
-LANES, FEW, FEWER_THAN = 16, 8, 16
+# Channels of a block. Images of few are read as they lie: by forward where they do not fill one, by gradients of
+# weights where they do not fill more than half of one.
+LANES, HALF = 16, 8
 # What one image of at most so many numbers is convolved by: a product with copies of its pixels.
 SMALL_IMAGE, SMALL_KERNEL = 20480, 3
 # By the kind of a recurrence's kernel: so many times its outputs in forward, in backward, and of its recurrent weights
@@ -113,11 +114,11 @@ def _recurrence(
     mode: str, operator: Operator, call: Call, values: Sequence[Value]
 ) -> tuple[int, int]:
     """Return the workspaces of a recurrence. In backward gradients of weights come layer by layer, and what was saved
-    goes meanwhile, so that they, and the input's, are less than none of them was there from the beginning."""
+    goes meanwhile: what all gradients take is more than is there at any time, and is taken off."""
     operands = [values[value] for value in call.operands]
     named = zip(operator.input_names, operands, strict=True)
     weights = [one for name, one in named if name.startswith("params")]
-    made = values[call.results[0]].bytes
+    made = math.prod(call.result_shapes[0]) * DTYPE_BYTES[operands[0].dtype]
     later = sum(one.bytes for one in weights) + operands[0].bytes
     if mode == "fused" and operands[0].dtype != "float64":
         layer = sum(one.bytes for one in weights[-4:])
@@ -168,9 +169,9 @@ def _blocked(
     and the input's gradient, are read out of their blocks by way of another tensor."""
     read, made = _in_blocks(image), _in_blocks(result)
     weights = weight.bytes * read * made // max(image.bytes * result.bytes, 1)
-    seen = read if image.shape[1] >= FEWER_THAN else 0
+    seen = read if image.shape[1] >= LANES else 0
     forward = max(seen + weights + made - result.bytes, made + twice[0] * result.bytes)
-    backward = made + (read if image.shape[1] > FEW else 0) + weights - weight.bytes
+    backward = made + (read if image.shape[1] > HALF else 0) + weights - weight.bytes
     if trains_input:
         whole = read + twice[1] * image.bytes
         first = max(made + weights + read - image.bytes, whole) - weight.bytes
