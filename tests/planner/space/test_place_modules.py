@@ -54,6 +54,26 @@ def test_a_plain_name_wins_over_a_pattern_and_the_rest_goes_to_the_star(
 
 
 @pytest.mark.parametrize(
+    ("pieces", "order", "told"),
+    [
+        (1, (), ""),
+        (2, (), ", 1f1b, 2 microbatches"),
+        (2, ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), ", an order of one's own, 2 microbatches"),
+    ],
+)
+def test_a_label_tells_how_microbatches_go_through_the_parts(
+    graph: OperatorGraph, pieces: int, order: tuple[str, ...], told: str
+) -> None:
+    parts = tuple(
+        ModulePart(modules=names, devices=(device,), seed=Seed())
+        for device, names in enumerate((("source_embed", "encoder"), ("*",)))
+    )
+    whole = Seed(num_microbatches=pieces)
+    placement = Placement(name="parts.toml", parts=parts, whole=whole, order=order)
+    assert place_modules(graph, placement).label == "one device on 0; one device on 1" + told
+
+
+@pytest.mark.parametrize(
     ("parts", "message"),
     [
         (((("middle",), (0,)),), "'middle' of part 0 names no module .* outermost are decoder"),

@@ -79,7 +79,7 @@ def place_modules(
         return placed
     pieces = placed.pipeline.num_microbatches
     pipeline = Pipeline(schedule="custom", num_microbatches=pieces, order=placement.order)
-    return replace(placed, pipeline=pipeline)
+    return replace(placed, pipeline=pipeline, label=_label(parts, "custom", pieces))
 
 
 def place_parts(
@@ -112,9 +112,18 @@ def place_parts(
             _home(graph, tensor, owner, strategies).parameters[position]
             for position, tensor in enumerate(graph.parameters)
         ),
-        label="; ".join(
-            f"{part.seed.label} on {','.join(map(str, part.devices))}" for part in parts
-        ),
+        label=_label(parts, whole.schedule, whole.num_microbatches),
+    )
+
+
+def _label(parts: Sequence[Part], schedule: str, num_microbatches: int) -> str:
+    """Say what lies where, and in which order microbatches go through it, where there are several."""
+    where = "; ".join(f"{part.seed.label} on {','.join(map(str, part.devices))}" for part in parts)
+    if num_microbatches == 1:
+        return where
+    order = "an order of one's own" if schedule == "custom" else schedule
+    return ", ".join(
+        [where, *([order] if len(parts) > 1 else []), f"{num_microbatches} microbatches"]
     )
 
 
