@@ -109,11 +109,11 @@ Ran = tuple[Profile, CostTable, list[tuple[str, ...]]]
 
 def measured_again(file: str, model: str, store: str, before: str) -> Ran:
     """Return a first profile, and what is then known of its cluster; and what is said of a fresh profile; of
-    one made long ``before``, by which everything took 100 times as long as it did; and of one whose
+    one made long ``before``, by which everything took 1,000 times as long as it did; and of one whose
     half-widths allow that."""
     first, notes = measured(file, model, store), list[tuple[str, ...]]()
     known = known_costs(where=environment_of(read_cluster(described(2))))
-    for change in ("", "seconds = 100 * seconds, spread = 0", "spread = 10000 * seconds"):
+    for change in ("", "seconds = 1000 * seconds, spread = 0", "spread = 10000 * seconds"):
         if first.is_first and change:
             with closing(sqlite3.connect(store)) as records, records:
                 records.execute(
@@ -165,7 +165,8 @@ def test_a_profile_an_hour_old_holds_within_its_half_widths_or_it_is_said_that_i
     (*_, (fresh, other, wide)), (*_, others) = ran
     assert (fresh, wide, others) == ((), (), [(), (), ()])
     for note, what in zip(sorted(other), ("messages", "operators"), strict=True):
-        said = rf"{what} now take 0\.0\d times .* when these ranks were measured \({re.escape(BEFORE)}\)"
+        # A message may take a tick of the scheduler, 40 times its own time, where others compute.
+        said = rf"{what} now take 0\.\d\d times .* when these ranks were measured \({re.escape(BEFORE)}\)"
         assert re.match(said, note)
 
 
