@@ -321,17 +321,11 @@ class Compiler:
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
         fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]
-        lent = (
-            frozenset((*segment.rematerialised, *segment.unused_in_backward))
-            if kept is not None
-            else frozenset[int]()
-        )
         slots = [
             (
                 place,
                 machine.store.slot(value, instance),
                 kept is not None and values[value].gradient >= 0,
-                value in lent,
             )
             for place, value in enumerate(segment.inputs)
             if fixed[place] is None
@@ -354,12 +348,10 @@ class Compiler:
             for place, tensor in instead.items():
                 arguments[place] = tensor
             leaves: list[Any] = [None] * len(fixed)
-            for place, slot, is_leaf, is_lent in slots:
+            for place, slot, is_leaf in slots:
                 tensor: Any = data[slot]
-                if is_leaf and is_lent:
+                if is_leaf:
                     leaves[place], tensor = stand_in(tensor)
-                elif is_leaf:
-                    tensor = leaves[place] = tensor.detach().requires_grad_()
                 arguments[place] = tensor
             if is_random:
                 source.stand_at(clock.minibatch(shift), microbatch)

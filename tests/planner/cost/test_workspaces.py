@@ -72,7 +72,12 @@ CONVOLUTIONS: list[tuple[Made, tuple[int, ...]]] = [
     (partial(nn.Conv2d, 16, 32, 3, padding=1, dtype=torch.float64), (4, 16, 16, 16)),
     (partial(nn.Conv1d, 32, 64, 3, padding=1), (4, 32, 256)),
     (partial(nn.Conv3d, 16, 16, 3, padding=1), (2, 16, 8, 16, 16)),
+    (partial(nn.Conv2d, 32, 64, 1), (32, 32, 24, 24)),
+    (partial(nn.Conv1d, 64, 16, 1), (16, 64, 256)),
+    (partial(nn.Conv2d, 32, 64, 1, stride=2), (32, 32, 24, 24)),
+    (partial(nn.Conv2d, 96, 96, 3, stride=2, padding=1, groups=96), (8, 96, 32, 32)),
     (partial(nn.ConvTranspose2d, 32, 16, 2, stride=2), (4, 32, 32, 32)),
+    (partial(nn.ConvTranspose2d, 16, 1, 4, stride=2, padding=1), (128, 16, 14, 14)),
 ]
 
 

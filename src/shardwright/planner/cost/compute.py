@@ -20,8 +20,8 @@ from shardwright.planner.cost.derivatives import (
     base_kind,
     hands_on,
     is_view,
-    saved_tensors,
 )
+from shardwright.planner.cost.kept import saved_tensors
 from shardwright.planner.cost.products import ATTENTION, attention_flops, grouped_by, product_of
 from shardwright.planner.cost.roofline import Rates, Shape, Shapes, Shard, roofline, work
 

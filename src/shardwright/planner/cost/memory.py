@@ -20,8 +20,8 @@ from shardwright.planner.cost.derivatives import (
     base_kind,
     is_identity,
     is_view,
-    saved_tensors,
 )
+from shardwright.planner.cost.kept import saved_tensors
 from shardwright.planner.cost.workspaces import forward_workspace
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -86,8 +86,11 @@ class SegmentMemory:
         saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
         forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
         released = list(storages.extra)
-        for root, step in storages.released.items():
-            released[step] += storages.size[root] if root in kept else 0
+        for (
+            root,
+            step,
+        ) in storages.released.items():  # outputs too: by then only autograd holds them
+            released[step] += storages.size[root] if root in storages.made else 0
         ends = (self.inputs, outputs)
         backward = backward_peak(self.graph, self.calls, self.values, ends, released)
         return saved, (forward, backward)

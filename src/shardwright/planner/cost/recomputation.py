@@ -16,13 +16,11 @@ from dataclasses import replace
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Recomputation, Strategy
 from shardwright.planner.cost.derivatives import (
-    KEEPS_INPUT,
-    KEEPS_OUTPUT,
     base_kind,
     is_identity,
     is_view,
-    saved_tensors,
 )
+from shardwright.planner.cost.kept import KEEPS_INPUT, KEEPS_OUTPUT, saved_tensors
 from shardwright.planner.space.seeds import repeated_blocks
 
 # Besides functions of single elements: what takes one or two passes over its operands.
@@ -31,6 +29,7 @@ CHEAP = (
         "add", "sub", "rsub", "mul", "div", "neg", "mean", "to", "_to_copy", "type_as", "where",
         "masked_fill", "maximum", "minimum", "layer_norm", "native_layer_norm", "rms_norm",
         "_fused_rms_norm", "group_norm", "dropout", "native_dropout", "max_pool2d", "clone", "cat",
+        "pow", "clamp", "clamp_min", "clamp_max",
     })
     | KEEPS_INPUT
     | KEEPS_OUTPUT

@@ -3,7 +3,7 @@
 On CPUs these are PyTorch's and oneDNN's, seen through the allocator (torch 2.13, x86 with vectors of 512 bits; those of
 256 bits pad channels to 8): convolutions put what they read into blocks of channels, and read their results out of
 such; recurrences copy weights and gates. On GPUs only what software is known to need is counted: cuDNN's workspaces are
-not. Other software runs other kernels of the same operators: see ``derivatives``.
+not. Other software runs other kernels of the same operators: see ``kept``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Value
 from shardwright.planner.cost.derivatives import base_kind
+from shardwright.planner.cost.temporaries import made_backward, made_forward
 
 # What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
 LOGSUMEXP_ELEMENTS = 1 << 18
@@ -28,6 +29,8 @@ CONVOLUTIONS = frozenset({
 # Channels of a block. Images of few are read as they lie: by forward where they do not fill one, by gradients of
 # weights where they do not fill more than half of one.
 LANES, HALF = 16, 8
+# From so many images on oneDNN takes products of channels, too (with one thread, as a rank has here).
+MANY_IMAGES = 16
 # What one image of at most so many numbers is convolved by: a product with copies of its pixels.
 SMALL_IMAGE, SMALL_KERNEL = 20480, 3
 # By the kind of a recurrence's kernel: so many times its outputs in forward, in backward, and of its recurrent weights
@@ -44,9 +47,10 @@ def forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value])
     if kernel in ("copied", "log_softmax"):
         scores = values[call.operands[0]]
         return scores.bytes if kernel == "copied" or _is_split(graph, operator, scores) else 0
-    if base_kind(operator.kind) == "vocabulary_logsumexp":
+    bare = base_kind(operator.kind)
+    if bare == "vocabulary_logsumexp":
         return _exponentials(values[call.operands[0]], values[call.results[0]])
-    return 0
+    return made_forward(bare, call, values)
 
 
 def backward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
@@ -62,7 +66,7 @@ def backward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
         return found[1]
     bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
     if bare not in CROSS_ENTROPIES:
-        return 0
+        return made_backward(bare, graph, operator, call, values)
     scores = values[call.operands[0]]
     if kernel in IN_PLACE:
         return -scores.bytes
@@ -137,13 +141,17 @@ def _convolution(
     result = values[next(value for value in call.results if value >= 0)]
     kernel = math.prod(weight.shape[2:])
     is_strided, is_transposed = _is_strided(operator), _is_transposed(operator)
-    if kernel == 1 and not is_strided and not is_transposed:
+    if kernel == 1 and not is_strided and not is_transposed and image.shape[0] < MANY_IMAGES:
         return 0, 0  # a product as it is
     if result.dtype == "float64" or _is_small(image, weight):
         pixels = math.prod(result.shape[2:]) * image.shape[0] * image.shape[1]
         return (copies := pixels * kernel * DTYPE_BYTES[result.dtype]), copies
-    twice = (is_transposed, is_strided and not is_transposed)
-    return _blocked(image, weight, result, twice=twice, trains_input=trains_input)
+    if is_transposed and result.shape[1] < HALF:
+        return _in_blocks(image) + weight.bytes, _in_blocks(image)
+    through = is_strided and not is_transposed and operator.attribute("groups", 1) == 1
+    return _blocked(
+        image, weight, result, twice=(is_transposed, through), trains_input=trains_input
+    )
 
 
 def _is_strided(operator: Operator) -> bool:
@@ -166,13 +174,16 @@ def _blocked(
 ) -> tuple[int, int]:
     """Return the workspaces of oneDNN: forward reads input and weights into blocks, makes blocks, then the result of
     them; backward likewise, the gradient of the input first, then that of the weights. ``twice``: whether the result,
-    and the input's gradient, are read out of their blocks by way of another tensor."""
+    and the input's gradient, come by way of another tensor, which lies channels last and is filled up with none."""
     read, made = _in_blocks(image), _in_blocks(result)
     weights = weight.bytes * read * made // max(image.bytes * result.bytes, 1)
     seen = read if image.shape[1] >= LANES else 0
-    forward = max(seen + weights + made - result.bytes, made + twice[0] * result.bytes)
+    forward = 2 * result.bytes if twice[0] else made
+    forward = max(seen + weights + made - result.bytes, forward)
     backward = made + (read if image.shape[1] > HALF else 0) + weights - weight.bytes
     if trains_input:
+        if twice[1]:
+            read = image.bytes
         whole = read + twice[1] * image.bytes
         first = max(made + weights + read - image.bytes, whole) - weight.bytes
         backward = max(backward, first)

@@ -1,0 +1,430 @@
+"""What autograd keeps of each operator for its backward, and which results share storage.
+
+The table restates PyTorch 2.13's derivative formulas as they run on CPU; the tests check it against
+``torch.autograd.graph.saved_tensors_hooks``. An operator not in the table is taken to keep all its
+floating inputs and outputs, which is never too little for one kernel.
+
+Other software runs other kernels of the same operators; then the attribute ``kernel`` says so. Cross
+entropy over a vocabulary: ``log_softmax`` is ``torch.nn.functional.cross_entropy``, which keeps the
+log-probabilities in place of the scores (its split form is DTensor's ``loss_parallel``); ``in place``
+is Megatron-LM's ``vocab_parallel_cross_entropy``, whose exponentials, and then their gradient, lie
+where the scores lay; until 2023 (``copied``) it took the greatest score off in a copy of them;
+``compiled`` is the first as ``torch.compile`` makes it: scores are kept as they come, and their
+gradient is the only other tensor of that size.
+Dropout: ``marks`` keeps one byte per element, as on CUDA, not a factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
+from shardwright.planner.cost.derivatives import OPAQUE, VIEWS, base_kind, is_identity
+
+Shapes = tuple[tuple[int, ...], ...]
+ExtraBytes = Callable[[Shapes, Shapes], int]
+
+# Names that ATen has twice.
+SAME = {
+    "absolute": "abs", "clip": "clamp", "concat": "cat", "concatenate": "cat", "cross": "linalg_cross",
+    "divide": "div", "ger": "outer", "multiply": "mul", "negative": "neg", "special_erf": "erf",
+    "special_expit": "sigmoid", "subtract": "sub", "true_divide": "div",
+}  # fmt: skip
+
+# Names with nothing to keep: the gradient needs shapes only.
+KEEPS_NOTHING = frozenset({
+    "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to",
+    "_to_copy", "type_as", "add_", "sub_", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu",
+    "zeros_like", "ones_like", "full_like", "argmax", "count_targets", "vocabulary_logsumexp",
+    "eq", "ne", "lt", "gt", "le", "ge", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and",
+    "logical_or", "logical_not", "any", "all", "isin", "floor", "ceil", "round", "sign", "copy_",
+    "fill_", "fill", "zero_", "one_hot", "float", "half", "bfloat16", "arange", "full", "zeros", "ones",
+    "new_zeros", "new_ones", "new_full", "empty", "scalar_tensor", "bincount", "repeat_interleave",
+    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "tile", "rot90", "diff", "im2col", "col2im",
+    "deg2rad", "rad2deg", "frac", "trunc", "bernoulli", "lift_fresh_copy", "unsafe_chunk", "unsafe_split",
+    "unsafe_split_with_sizes", "diag_embed", "diagonal_scatter", "select_scatter", "slice_scatter",
+    "place_slice", "meshgrid", "straight", "affine_grid_generator", "positive", "as_complex", "view_as_complex",
+    "fft_fftshift", "fft_ifftshift", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft",
+    "fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+})  # fmt: skip
+
+KEEPS_INPUT = frozenset({
+    "gelu", "silu", "leaky_relu", "elu", "celu", "selu", "hardswish", "hardsigmoid", "softplus", "mish",
+    "sin", "cos", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "sinc", "log", "log2",
+    "log10", "log1p", "logit", "digamma", "lgamma", "abs", "erf", "erfc",
+    "erfinv", "var", "var_mean", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "relu6", "hardtanh", "hardshrink", "softshrink", "threshold", "square", "glu",
+    "nan_to_num", "renorm",
+})  # fmt: skip
+
+KEEPS_OUTPUT = frozenset({
+    "relu", "tanh", "sigmoid", "softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "exp2", "expm1",
+    "tan", "sqrt", "rsqrt", "reciprocal", "relu_", "polar",
+})  # fmt: skip
+
+# Names of whose operands all are kept, and nothing of what they make.
+KEEPS_OPERANDS = frozenset({
+    "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "soft_margin_loss", "maximum", "minimum", "fmax", "fmin", "atan2", "complex", "linalg_cross",
+    "logaddexp", "logaddexp2", "outer", "prelu", "grid_sampler", "vdot", "xlogy", "kl_div",
+    "clamp", "clamp_min", "clamp_max",
+    "_grouped_mm", "grouped_mm_fallback",
+})  # fmt: skip
+
+# Input positions of index or mask arguments which backward needs, everything else it does not.
+KEEPS_POSITIONS = {
+    "embedding": (1,), "gather": (0, 1), "index_select": (1,), "where": (0,), "masked_fill": (1,),
+    "index": (1, 2, 3), "scatter": (1,), "scatter_add": (1,),
+    "index_add": (1, 2), "index_copy": (1, 2), "index_fill": (1,), "take_along_dim": (1,),
+    "addcdiv": (1, 2), "addcmul": (1, 2), "bilinear": (0, 1, 2), "max_unpool2d": (1,),
+}  # fmt: skip
+
+# Positions of inputs and outputs that backward needs, by the operator's name.
+KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    **dict.fromkeys(VIEWS | KEEPS_NOTHING, ((), ())),
+    **dict.fromkeys(KEEPS_INPUT, ((0,), ())),
+    **dict.fromkeys(KEEPS_OUTPUT, ((), (0,))),
+    **{name: (positions, ()) for name, positions in KEEPS_POSITIONS.items()},
+    **dict.fromkeys(("kthvalue", "mode", "topk", "sort"), ((), (1,))),
+    **dict.fromkeys(("std", "std_mean", "logsumexp", "norm", "linalg_vector_norm", "prod"), ((0,), (0,))),
+    **dict.fromkeys(("stft", "matrix_exp", "linalg_matrix_exp"), ((0,), ())),
+    **dict.fromkeys(("cholesky", "linalg_cholesky", "linalg_cholesky_ex", "inverse", "linalg_inv"), ((), (0,))),
+    "cummax": ((0,), (1,)), "cummin": ((0,), (1,)), "linalg_eigh": ((), (0, 1)), "linalg_qr": ((), (0, 1)),
+    "linalg_svd": ((), (0, 1, 2)), "_linalg_svd": ((), (0, 1, 2)), "linalg_lu_factor_ex": ((), (0, 1)),
+    "linalg_solve_triangular": ((0,), (0,)), "scatter_reduce": ((0, 1, 2), (0,)), "native_dropout": ((), (1,)),
+}  # fmt: skip
+
+PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "einsum", "inner", "tensordot",
+                      "kron", "mv", "dot", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
+                      "conv_transpose2d", "conv_transpose3d"})  # fmt: skip
+
+
+def _floating(graph: OperatorGraph, tensors: tuple[int, ...]) -> tuple[int, ...]:
+    """Return at which positions there are floating-point numbers."""
+    return tuple(i for i, tensor in enumerate(tensors) if graph.tensors[tensor].is_floating)
+
+
+def saved_tensors(
+    graph: OperatorGraph, operator: Operator
+) -> tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]:
+    """Return (input positions, output positions, extra) that autograd saves for backward.
+
+    ``extra(input_shapes, output_shapes)`` are the bytes of statistics, masks and intermediates that
+    are no tensor of the graph. Nothing is saved where no input needs a gradient.
+    """
+    needs = tuple(graph.tensors[index].needs_gradient for index in operator.inputs)
+    if not any(needs) or is_identity(graph, operator):
+        return (), (), _nothing
+    bare = base_kind(operator.kind)
+    bare = SAME.get(bare, bare)
+    if bare in SPECIAL:
+        return SPECIAL[bare](graph, operator, needs)
+    if bare in KEPT:
+        inputs, outputs = KEPT[bare]
+        return tuple(p for p in inputs if p < len(needs)), outputs, _nothing
+    if bare in KEEPS_OPERANDS:
+        return tuple(range(len(needs))), (), _nothing
+    if bare in PRODUCTS:
+        return _other_factors(needs), (), _nothing
+    return _floating(graph, operator.inputs), _floating(graph, operator.outputs), _nothing
+
+
+def _nothing(_inputs: Shapes, _outputs: Shapes) -> int:
+    return 0
+
+
+def _other_factors(needs: tuple[bool, ...]) -> tuple[int, ...]:
+    """A product keeps each factor whose partner wants a gradient."""
+    if len(needs) == 1:
+        return ()
+    return tuple(mine for mine, partner in ((0, 1), (1, 0)) if needs[partner])
+
+
+Saved = tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]
+Rule = Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]
+
+
+def _size(graph: OperatorGraph, operator: Operator) -> int:
+    """Return the bytes of a number of the first operand."""
+    return DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
+
+
+def _addmm(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    return tuple(mine for mine, partner in ((1, 2), (2, 1)) if needs[partner]), (), _nothing
+
+
+def _div(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    if len(needs) == 1:
+        return (), (), _nothing
+    return ((0, 1) if needs[1] else (1,)), (), _nothing
+
+
+def _unless_scalar(tensors: int) -> Rule:
+    """Where all of so many operands are tensors they are kept; nothing where one is a number."""
+
+    def rule(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
+        return (tuple(range(tensors)) if len(needs) >= tensors else ()), (), _nothing
+
+    return rule
+
+
+def _power(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """The result too where an exponent is trained."""
+    is_number = operator.kind.endswith("Tensor_Scalar")
+    return tuple(range(len(needs))), (() if is_number else (0,)), _nothing
+
+
+def _extreme(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """Of a whole tensor or of two: what is compared; along a dim: where it was found."""
+    if len(operator.outputs) > 1:
+        return (), (1,), _nothing
+    return tuple(range(len(needs))), ((0,) if len(needs) == 1 else ()), _nothing
+
+
+def _spectrum(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """Real numbers are kept, for their type and lengths."""
+    is_real = "complex" not in graph.tensors[operator.inputs[0]].dtype
+    return ((0,) if is_real else ()), (), _nothing
+
+
+def _absolute_loss(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """The difference is kept."""
+    size = _size(graph, operator)
+    return (), (), lambda i, _o: size * max(map(math.prod, i))
+
+
+def _log_sigmoid(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """A CPU keeps exponentials too."""
+    size = _size(graph, operator) * (graph.backend == "cpu")
+    return (0,), (), lambda i, _o: size * math.prod(i[0])
+
+
+def _cosine(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """Both, both of length one, and lengths twice."""
+    size = _size(graph, operator)
+    dim = operator.attribute("dim", 1)
+
+    def extra(inputs: Shapes, outputs: Shapes) -> int:
+        length = max(shape[dim] for shape in inputs) if isinstance(dim, int) else 1
+        return size * math.prod(outputs[0]) * (2 * length + 4)
+
+    return (0, 1), (), extra
+
+
+def _cell(states: int) -> Rule:
+    """A step of a recurrence that PyTorch composes: all tensors but biases, and so many times its state."""
+
+    def rule(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+        size = _size(graph, operator)
+        kept = tuple(
+            at for at, name in enumerate(operator.input_names) if not name.startswith("b_")
+        )
+        return kept, (), lambda _i, o: states * size * math.prod(o[0])
+
+    return rule
+
+
+def _instance_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """Per sample and channel two statistics and the scale."""
+    return (0,), (), lambda i, _o: 12 * math.prod(i[0][:2])
+
+
+def _matmul(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """Matrices that one side has fewer of are copied for each of the other's."""
+    left, right = (graph.tensors[tensor].shape for tensor in operator.inputs)
+    kept = _other_factors(needs)
+    if min(len(left), len(right)) < 3 or left[:-2] == right[:-2]:
+        return kept, (), _nothing
+    size = _size(graph, operator)
+
+    def copies(inputs: Shapes, outputs: Shapes) -> int:
+        matrices = math.prod(outputs[0][:-2])
+        return size * matrices * sum(math.prod(inputs[position][-2:]) for position in kept)
+
+    return (), (), copies
+
+
+def _pad(_graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """Reflected and repeated edges need what they were made of."""
+    return ((0,) if operator.attribute("mode", "constant") != "constant" else ()), (), _nothing
+
+
+def _index_put(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """The indices, which lie between what is written to and what is written."""
+    return tuple(range(1, len(needs) - 1)), (), _nothing
+
+
+def _distance(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """The difference, and how long it is."""
+    size = _size(graph, operator)
+    return (), (0,), lambda i, _o: size * max(map(math.prod, i))
+
+
+def _weight_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """Direction, length wanted, length found."""
+    size = _size(graph, operator)
+    return (0, 1), (), lambda i, _o: size * math.prod(i[1])
+
+
+def _factorised(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """A matrix, its factors and pivots, and what came of them."""
+    size = _size(graph, operator)
+    return (0,), (0,), lambda i, _o: size * math.prod(i[0]) + 4 * math.prod(i[0][:-1])
+
+
+def _bags(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """Where rows are, and with weights of their own the rows."""
+    return (tuple(range(4)) if len(needs) > 3 else (1, 2)), (), _nothing
+
+
+def _normalised(per_row: int) -> Rule:
+    """Layer or RMS norm: the input, the scale, and ``per_row`` float32 statistics per row. A CPU composes the latter of
+    operators, and keeps what it scales."""
+
+    def rule(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+        dims = operator.attribute("normalized_shape")
+        tail = len(dims) if isinstance(dims, tuple) else 1
+        kept = tuple(range(min(2, len(needs))))
+        scaled = per_row == 1 and len(needs) > 1 and graph.backend == "cpu"
+        size = _size(graph, operator) * scaled
+
+        def extra(inputs: Shapes, _outputs: Shapes) -> int:
+            rows = math.prod(inputs[0][: len(inputs[0]) - tail])
+            return 4 * per_row * rows + size * math.prod(inputs[0])
+
+        return kept, (), extra
+
+    return rule
+
+
+def _group_norm(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    groups = operator.attribute("num_groups")
+    count = groups if isinstance(groups, int) else 1
+    return tuple(range(min(2, len(needs)))), (), lambda i, _o: 8 * i[0][0] * count
+
+
+def _batch_norm(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    kept = tuple(
+        position
+        for position, name in enumerate(operator.input_names)
+        if name != "bias" and position < len(needs)
+    )
+    of_batch = 8 * (operator.attribute("training") is not False)
+    return kept, (), lambda i, _o: of_batch * i[0][1]
+
+
+def _attention(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """Flash attention keeps its operands, its result and one logsumexp per query row. Where a CPU composes it (dropout,
+    trained masks, heads of unlike widths), copies of queries, keys and values that lie as products want them, and scores
+    after softmax; dropped, the mask and these scores too."""
+    size, kept = _size(graph, operator), tuple(range(len(operator.inputs)))
+    drops = operator.attribute("dropout_p", 0.0)
+    drawn = isinstance(drops, int | float) and drops > 0
+    query, _, value = (graph.tensors[tensor].shape for tensor in operator.inputs[:3])
+    unlike = len(query) != 4 or value[-1] != query[-1] or any(needs[3:])
+    if graph.backend != "cpu" or not (drawn or unlike):
+        return kept, (0,), lambda i, _o: max(4, size) * math.prod(i[0][:-1])
+
+    def composed(inputs: Shapes, _outputs: Shapes) -> int:
+        q, k, v = inputs[:3]
+        scores, repeats = math.prod(q[:-1]) * k[-2], math.prod(q[:-2]) // max(math.prod(k[:-2]), 1)
+        copies = math.prod(q) + repeats * (math.prod(k) + math.prod(v))
+        return size * (copies + (3 if drawn else 1) * scores)
+
+    return (), (), composed
+
+
+def _dropout(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """What was dropped is kept: a GPU's kernel marks it in a byte."""
+    marks = graph.backend == "cuda"
+    size = 1 if marks else _size(graph, operator)
+    return (), (), lambda i, _o: size * math.prod(i[0])
+
+
+def _cross_entropy(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """The log-probabilities are kept, and the targets; the total weight is one number."""
+    size = _size(graph, operator)
+    return (1,), (), lambda i, _o: size * (math.prod(i[0]) + 1)
+
+
+def _nll(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    size = _size(graph, operator)
+    return tuple(range(len(needs))), (), lambda _i, _o: size
+
+
+def _vocabulary_loss(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    if operator.attribute("kernel") != "log_softmax":
+        return tuple(range(len(needs))), (), _nothing
+    size = _size(graph, operator)
+    return (1,), (), lambda i, _o: size * math.prod(i[0])
+
+
+def _max_pool(_graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    if len(operator.outputs) > 1:
+        return (0,), (1,), _nothing
+    return (0,), (), lambda _i, o: 8 * math.prod(o[0])
+
+
+def _global_pool(_graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    size = operator.attribute("output_size")
+    # A pool to one value per channel is a mean, which keeps nothing.
+    is_mean = isinstance(size, tuple) and all(extent == 1 for extent in size)
+    return (() if is_mean else (0,)), (), _nothing
+
+
+def _opaque(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """What it makes inside, as was seen of all rows, besides its operands and results."""
+    shape = graph.tensors[operator.inputs[0]].shape
+    rows, kept = (shape[0] if shape else 1), operator.kept_bytes
+    inputs, outputs = (_floating(graph, indices) for indices in (operator.inputs, operator.outputs))
+    return inputs, outputs, lambda i, _o: round(kept * (i[0][0] if i[0] else 1) / rows)
+
+
+def _recurrent(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """What kernels keep of every layer, as multiples of its outputs, which are among them: gates and states as PyTorch
+    composes them of operators, what oneDNN keeps of an LSTM, states before the first step with it; and of sequences
+    whose first dim is samples a copy."""
+    floats = _floating(graph, operator.inputs)
+    layers, bare = operator.attribute("num_layers", 1), base_kind(operator.kind)
+    depth = layers if isinstance(layers, int) else 1
+    is_first = operator.attribute("batch_first") is True
+    fused = bare == "lstm" and graph.tensors[operator.inputs[0]].dtype != "float64"
+    each, before = (16.5, 14.4) if fused else (2.0 if bare.startswith("rnn") else 8.0, 0.0)
+    size = _size(graph, operator)
+
+    def extra(inputs: Shapes, outputs: Shapes) -> int:
+        steps = inputs[0][1 if is_first and len(inputs[0]) > 2 else 0]
+        kept = (each + before / max(steps, 1)) * depth - 1
+        copied = math.prod(inputs[0]) if is_first else 0
+        return round(size * (kept * math.prod(outputs[0]) + copied))
+
+    return floats, (0,), extra
+
+
+SPECIAL: dict[str, Rule] = {
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addr"), _addmm),
+    **dict.fromkeys(("max", "min", "median", "nanmedian"), _extreme),
+    **dict.fromkeys(("fft_fft", "fft_ifft", "fft_rfft", "fft_rfft2", "fft_rfftn"), _spectrum),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",
+                     "max_pool3d_with_indices", "adaptive_max_pool1d", "adaptive_max_pool2d",
+                     "adaptive_max_pool3d"), _max_pool),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _global_pool),
+    **dict.fromkeys(("cross_entropy_loss", "cross_entropy_sum", "token_cross_entropy_sum"), _cross_entropy),
+    **dict.fromkeys(("nll_loss", "nll_sum", "nll_loss_nd"), _nll),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "packed_recurrence"), _recurrent),
+    **dict.fromkeys(("dropout", "alpha_dropout"), _dropout),
+    **dict.fromkeys(("layer_norm", "native_layer_norm"), _normalised(2)),
+    **dict.fromkeys(("rms_norm", "_fused_rms_norm"), _normalised(1)),
+    **dict.fromkeys(("det", "linalg_det", "logdet", "linalg_slogdet", "linalg_solve"), _factorised),
+    **dict.fromkeys(("fmod", "remainder"), _unless_scalar(2)), "lerp": _unless_scalar(3),
+    "div": _div, "pow": _power, "group_norm": _group_norm, "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm, "scaled_dot_product_attention": _attention,
+    "vocabulary_cross_entropy_sum": _vocabulary_loss, "l1_loss": _absolute_loss, "log_sigmoid": _log_sigmoid,
+    "cosine_similarity": _cosine, "gru_cell": _cell(6), "lstm_cell": _cell(5), "embedding_bags": _bags,
+    "matmul": _matmul, "pad": _pad, "index_put": _index_put, "pairwise_distance": _distance, "_weight_norm": _weight_norm,
+    OPAQUE: _opaque,
+}  # fmt: skip

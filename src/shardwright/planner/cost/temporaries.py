@@ -1,0 +1,127 @@
+"""What autograd's formulas need for a moment, on any device: tensors between an operator's operands and its results, and
+between the gradients of these.
+
+Sizes are multiples of the largest tensor that an operator reads or makes, seen through PyTorch 2.13's allocator; the
+tests see them again, kind by kind. Gradients of operands that were broadcast are made whole before they are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
+from shardwright.core.program import Call, Value
+from shardwright.planner.cost.kept import SAME
+
+# Of forward.
+MADE = {
+    "binary_cross_entropy_with_logits": 2.0, "cosine_similarity": 1.0, "huber_loss": 1.0, "kl_div": 2.0,
+    "l1_loss": 1.0, "logsumexp": 1.0, "mse_loss": 1.0, "pairwise_distance": 1.0, "smooth_l1_loss": 1.0,
+    "special_logsumexp": 1.0,
+}  # fmt: skip
+
+# Of backward, besides all gradients of operands.
+MADE_BACK = {
+    "abs": 1.0, "acos": 5.0, "acosh": 3.0, "amax": 2.0, "amin": 2.0, "asin": 4.0, "asinh": 3.0, "atan": 2.0,
+    "atan2": 5.0, "atanh": 3.0, "binary_cross_entropy_with_logits": 1.0, "cos": 2.0,
+    "cosh": 1.0, "cosine_similarity": 4.0, "cumprod": 3.0, "cumsum": 2.0, "digamma": 1.0, "erf": 4.0, "erfc": 4.0,
+    "erfinv": 4.0, "exp2": 1.0, "expm1": 1.0, "fmod": 1.0, "hypot": 1.0,
+    "kl_div": 3.0, "l1_loss": 1.0, "lgamma": 1.0, "linalg_vector_norm": 1.0, "log10": 1.0, "log1p": 1.0,
+    "log2": 1.0, "logaddexp": 3.0, "logaddexp2": 3.0, "logcumsumexp": 7.0, "logsumexp": 2.0, "maximum": 1.5,
+    "minimum": 1.5, "nan_to_num": 1.0, "norm": 1.0, "pow": 2.0, "prelu": 1.0, "reciprocal": 2.0, "remainder": 1.0,
+    "rsqrt": 2.0, "sin": 1.0, "sinc": 7.0, "sinh": 1.0, "soft_margin_loss": 2.0,
+    "special_logsumexp": 2.0, "sqrt": 1.0, "square": 2.0, "std": 1.0, "std_mean": 2.0, "tan": 2.0, "var": 1.0,
+    "var_mean": 2.0, "xlogy": 2.0,
+}  # fmt: skip
+
+# The same of kernels of CPUs.
+ON_CPUS = {"batch_norm": 1.0, "group_norm": 1.0, "instance_norm": 1.0, "rms_norm": 4.0}
+
+# What a step of a recurrence makes, in results: forward, backward.
+CELLS = {"gru_cell": (3, 3), "lstm_cell": (1, 4), "rnn_tanh_cell": (2, 1), "rnn_relu_cell": (2, 1)}
+
+# Whose operands' gradients are as large as the result at first.
+SPREADS = frozenset({
+    "mul", "div", "sub", "maximum", "minimum", "fmax", "fmin", "atan2", "fmod", "remainder", "hypot",
+    "logaddexp", "logaddexp2", "xlogy", "where", "clamp", "clamp_min", "clamp_max", "outer", "kron",
+})  # fmt: skip
+
+
+def made_forward(bare: str, call: Call, values: Sequence[Value]) -> int:
+    """Return the bytes between the operands and the results of a call, whose operator's bare name is given."""
+    if bare in CELLS:
+        return CELLS[bare][0] * _result(call, values)
+    factor = MADE.get(bare, 0.0)
+    return round(factor * _largest(call, values)) if factor else 0
+
+
+def made_backward(
+    bare: str, graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]
+) -> int:
+    """Return the bytes between the gradients of a call's results and those of its operands."""
+    bare = SAME.get(bare, bare)
+    if bare in CELLS:
+        return CELLS[bare][1] * _result(call, values)
+    if bare == "linear_blocks":  # gradients of the blocks, as one
+        return sum(values[value].bytes for value in call.results if value >= 0)
+    if bare == "cosine_similarity":  # of rows that may be broadcast against each other
+        row = values[call.operands[0]].shape[-1]
+        return round(MADE_BACK[bare] * _result(call, values) * row)
+    factor = MADE_BACK.get(bare, 0.0)
+    if graph.backend == "cpu":
+        factor = ON_CPUS.get(bare, factor)
+    more = 0
+    if bare in SPREADS or (bare == "einsum" and not _contracts(operator)):
+        more = _spread(graph, operator, call, values, call.result_shapes[0])
+        if len(operator.inputs) < 2:  # with a number
+            factor = 0.0
+        elif bare == "div":
+            factor = 2.0 * graph.tensors[operator.inputs[1]].needs_gradient
+    elif bare == "matmul":
+        more = _matrices(graph, operator, call, values)
+    return more + (round(factor * _largest(call, values)) if factor else 0)
+
+
+def _result(call: Call, values: Sequence[Value]) -> int:
+    return next((values[value].bytes for value in call.results if value >= 0), 0)
+
+
+def _largest(call: Call, values: Sequence[Value]) -> int:
+    every = (*call.operands, *(value for value in call.results if value >= 0))
+    return max((values[value].bytes for value in every), default=0)
+
+
+def _contracts(operator: Operator) -> bool:
+    """Whether an einsum adds up along some dim."""
+    read, _, made = str(operator.attribute("equation", "")).replace(" ", "").partition("->")
+    return not made or bool(set(read) - set(made) - {","})
+
+
+def _spread(
+    graph: OperatorGraph,
+    operator: Operator,
+    call: Call,
+    values: Sequence[Value],
+    shape: tuple[int, ...],
+) -> int:
+    """Return by how much trained operands that were broadcast are less than a tensor of that shape."""
+    whole = math.prod(shape)
+    return sum(
+        (whole - own) * DTYPE_BYTES[values[value].dtype]
+        for tensor, value in zip(operator.inputs, call.operands, strict=True)
+        if graph.tensors[tensor].needs_gradient and (own := math.prod(values[value].shape)) < whole
+    )
+
+
+def _matrices(graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]) -> int:
+    """Return the same of batches of matrices of which one operand has fewer."""
+    shapes = [values[value].shape for value in call.operands]
+    if min(map(len, shapes)) < 3 or shapes[0][:-2] == shapes[1][:-2]:
+        return 0
+    batch, more = math.prod(call.result_shapes[0][:-2]), 0
+    for tensor, value in zip(operator.inputs, call.operands, strict=True):
+        whole = batch * math.prod(values[value].shape[-2:])
+        if graph.tensors[tensor].needs_gradient:
+            more += (whole - math.prod(values[value].shape)) * DTYPE_BYTES[values[value].dtype]
+    return more
