@@ -65,22 +65,20 @@ def made_backward(
         return CELLS[bare][1] * _result(call, values)
     if bare == "linear_blocks":  # gradients of the blocks, as one
         return sum(values[value].bytes for value in call.results if value >= 0)
-    if bare == "cosine_similarity":  # of rows that may be broadcast against each other
-        row = values[call.operands[0]].shape[-1]
-        return round(MADE_BACK[bare] * _result(call, values) * row)
-    factor = MADE_BACK.get(bare, 0.0)
-    if graph.backend == "cpu":
-        factor = ON_CPUS.get(bare, factor)
-    more = 0
-    if bare in SPREADS or (bare == "einsum" and not _contracts(operator)):
-        more = _spread(graph, operator, call, values, call.result_shapes[0])
-        if len(operator.inputs) < 2:  # with a number
-            factor = 0.0
-        elif bare == "div":
-            factor = 2.0 * graph.tensors[operator.inputs[1]].needs_gradient
-    elif bare == "matmul":
-        more = _matrices(graph, operator, call, values)
+    more = _broadcast(bare, graph, operator, call, values)
+    factor = _factor(bare, graph, operator)
     return more + (round(factor * _largest(call, values)) if factor else 0)
+
+
+def _factor(bare: str, graph: OperatorGraph, operator: Operator) -> float:
+    """Return how many times the largest tensor an operator's formulas make besides gradients."""
+    if bare in SPREADS and len(operator.inputs) < 2:  # with a number
+        return 0.0
+    if bare == "div":
+        return 2.0 * graph.tensors[operator.inputs[1]].needs_gradient
+    if graph.backend == "cpu" and bare in ON_CPUS:
+        return ON_CPUS[bare]
+    return MADE_BACK.get(bare, 0.0)
 
 
 def _result(call: Call, values: Sequence[Value]) -> int:
@@ -98,15 +96,15 @@ def _contracts(operator: Operator) -> bool:
     return not made or bool(set(read) - set(made) - {","})
 
 
-def _spread(
-    graph: OperatorGraph,
-    operator: Operator,
-    call: Call,
-    values: Sequence[Value],
-    shape: tuple[int, ...],
+def _broadcast(
+    bare: str, graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]
 ) -> int:
-    """Return by how much trained operands that were broadcast are less than a tensor of that shape."""
-    whole = math.prod(shape)
+    """Return by how much trained operands are less than the gradients that are added up to theirs."""
+    if bare == "matmul":
+        return _matrices(graph, operator, call, values)
+    if bare not in SPREADS and (bare != "einsum" or _contracts(operator)):
+        return 0
+    whole = math.prod(call.result_shapes[0])
     return sum(
         (whole - own) * DTYPE_BYTES[values[value].dtype]
         for tensor, value in zip(operator.inputs, call.operands, strict=True)

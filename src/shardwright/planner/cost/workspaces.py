@@ -139,19 +139,23 @@ def _convolution(
     a product; else blocks of channels, see the head of this module."""
     image, weight = (values[value] for value in call.operands[:2])
     result = values[next(value for value in call.results if value >= 0)]
-    kernel = math.prod(weight.shape[2:])
-    is_strided, is_transposed = _is_strided(operator), _is_transposed(operator)
-    if kernel == 1 and not is_strided and not is_transposed and image.shape[0] < MANY_IMAGES:
-        return 0, 0  # a product as it is
+    twice = _twice(operator)
+    if not any(twice) and _is_product(image, weight):
+        return 0, 0
     if result.dtype == "float64" or _is_small(image, weight):
         pixels = math.prod(result.shape[2:]) * image.shape[0] * image.shape[1]
-        return (copies := pixels * kernel * DTYPE_BYTES[result.dtype]), copies
-    if is_transposed and result.shape[1] < HALF:
+        copies = pixels * math.prod(weight.shape[2:]) * DTYPE_BYTES[result.dtype]
+        return copies, copies
+    if twice[0] and result.shape[1] < HALF:
         return _in_blocks(image) + weight.bytes, _in_blocks(image)
-    through = is_strided and not is_transposed and operator.attribute("groups", 1) == 1
-    return _blocked(
-        image, weight, result, twice=(is_transposed, through), trains_input=trains_input
-    )
+    return _blocked(image, weight, result, twice=twice, trains_input=trains_input)
+
+
+def _twice(operator: Operator) -> tuple[bool, bool]:
+    """Whether results, and gradients of inputs, come by way of another tensor: transposed; strided and in one group."""
+    if "transpose" in operator.kind or operator.attribute("transposed") is True:
+        return True, False
+    return False, _is_strided(operator) and operator.attribute("groups", 1) == 1
 
 
 def _is_strided(operator: Operator) -> bool:
@@ -159,8 +163,10 @@ def _is_strided(operator: Operator) -> bool:
     return isinstance(steps, tuple) and any(step != 1 for step in steps)
 
 
-def _is_transposed(operator: Operator) -> bool:
-    return "transpose" in operator.kind or operator.attribute("transposed") is True
+def _is_product(image: Value, weight: Value) -> bool:
+    """Whether channels are multiplied as they lie."""
+    as_it_lies = image.dtype == "float64" or image.shape[0] < MANY_IMAGES
+    return math.prod(weight.shape[2:]) == 1 and as_it_lies
 
 
 def _is_small(image: Value, weight: Value) -> bool:
