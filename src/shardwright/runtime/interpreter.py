@@ -321,15 +321,12 @@ class Compiler:
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
         fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]
-        slots = [
-            (
-                place,
-                machine.store.slot(value, instance),
-                kept is not None and values[value].gradient >= 0,
-            )
+        read = [
+            (place, machine.store.slot(value, instance))
             for place, value in enumerate(segment.inputs)
             if fixed[place] is None
         ]
+        trained_reads = [place for place, _ in read if values[segment.inputs[place]].gradient >= 0]
         rematerialised = [machine.store.slot(value, instance) for value in segment.rematerialised]
         tracked = list(gradients_of(machine.store, segment.inputs))
         results = [machine.store.slot(value, instance) for value in segment.outputs]
@@ -347,24 +344,20 @@ class Compiler:
             arguments = fixed.copy()
             for place, tensor in instead.items():
                 arguments[place] = tensor
-            leaves: list[Any] = [None] * len(fixed)
-            for place, slot, is_leaf in slots:
-                tensor: Any = data[slot]
-                if is_leaf:
-                    leaves[place], tensor = stand_in(tensor)
-                arguments[place] = tensor
+            leaves = fixed.copy()
+            for place, slot in read:
+                arguments[place] = data[slot]
             if is_random:
                 source.stand_at(clock.minibatch(shift), microbatch)
             if kept is None:
                 outputs = run(*arguments)
             else:
                 with torch.enable_grad(), look_up_saved(data, rematerialised):
+                    for place in trained_reads:
+                        leaves[place], arguments[place] = stand_in(arguments[place])
                     outputs = run(*arguments)
                     edges = [edge_of(outputs[place]) for place in trained]
-                kept[:] = (
-                    edges,
-                    [fixed[p] if leaves[p] is None else leaves[p] for p in tracked],
-                )
+                kept[:] = (edges, [leaves[place] for place in tracked])
             for slot, result in zip(results, outputs, strict=True):
                 data[slot] = result.detach()
             if gathered:

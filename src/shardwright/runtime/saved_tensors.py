@@ -18,13 +18,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def stand_in(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (a leaf of the tensor's shape without its memory, the tensor as made from the leaf).
+    """Return (a leaf of the tensor's shape without its memory, the tensor as made from the leaf), where gradients are
+    recorded.
 
     The view keeps the memory that its leaf then exchanges for none: no Python runs in backward.
     """
     leaf = tensor.detach().requires_grad_()
-    with torch.enable_grad():
-        made = leaf.view_as(leaf)
+    made = leaf.view_as(leaf)
     leaf.data = _hollow(tensor.shape, tensor.dtype, tensor.device)
     return leaf, made
 
