@@ -7,6 +7,7 @@ A proposer is a generator. It yields proposals, is sent what became of each, and
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
@@ -33,7 +34,8 @@ def run(pool: Pool, *proposers: Proposer) -> None:
 
     What cannot be faster than the fastest plan that fits is passed over; its proposer is sent None. Of
     equal bounds the proposer named first goes first, so the order is deterministic. One proposal of
-    each proposer waits in the queue: O(log proposers) per trial.
+    each proposer waits in the queue: O(log proposers) per trial. Once the caller stops nobody is asked for more,
+    which may take as long as a trial, unless nothing was looked at yet.
     """
     queue: list[tuple[float, int, Trial, Proposals]] = []
 
@@ -47,8 +49,14 @@ def run(pool: Pool, *proposers: Proposer) -> None:
     def is_over() -> bool:
         return pool.stopped() and bool(pool.evaluations)
 
-    for number, proposer in enumerate(() if is_over() else proposers):
-        advance(number, proposer(pool), None)
-    while queue and not is_over():
+    left = deque(enumerate(proposers))
+    while (queue or left) and not is_over():
+        while left and not (queue and pool.stopped()):
+            number, proposer = left.popleft()
+            advance(number, proposer(pool), None)
+        if not queue:
+            return
         bound, number, trial, stream = heapq.heappop(queue)
-        advance(number, stream, trial() if bound < pool.fastest else None)
+        found = trial() if bound < pool.fastest else None
+        if not is_over():
+            advance(number, stream, found)
