@@ -300,7 +300,5 @@ def test_an_operator_has_its_own_price_whatever_was_priced_before() -> None:
                 tuple(graph.tensors[tensor].shape for tensor in tensors)
                 for tensors in (operator.inputs, operator.outputs)
             )
-            found = shards.cost(
-                graph, index, shards.sort(graph, index), shapes, "backward", rates
-            )
+            found = shards.cost(graph, index, shards.sort(graph, index), shapes, "backward", rates)
             assert found == operator_cost(graph, index, *shapes, "backward", rates), index

@@ -262,8 +262,8 @@ def half_equal() -> nn.Module:
     """Make a model of two lists of layers, in the shorter of which one layer differs."""
     model = Late()
     model.early = nn.Sequential(*children(straight, straight))
-    children: Any = [*model.late]
-    children[10].bias.requires_grad_(False)
+    late: Any = [*model.late]
+    late[10].bias.requires_grad_(False)
     return model
 
 

@@ -37,26 +37,37 @@ def run(pool: Pool, *proposers: Proposer) -> None:
     each proposer waits in the queue: O(log proposers) per trial. Once the caller stops nobody is asked for more,
     which may take as long as a trial, unless nothing was looked at yet.
     """
-    queue: list[tuple[float, int, Trial, Proposals]] = []
+    queue, left = _Queue(pool), deque(enumerate(proposers))
+    while (queue.waiting or left) and not _is_over(pool):
+        while left and not (queue.waiting and pool.stopped()):
+            number, proposer = left.popleft()
+            queue.ask(number, proposer(pool), None)
+        if queue.waiting:
+            queue.try_first()
 
-    def advance(number: int, stream: Proposals, found: Evaluation | None) -> None:
+
+class _Queue:
+    """What was proposed and is to be tried."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.waiting: list[tuple[float, int, Trial, Proposals]] = []
+
+    def ask(self, number: int, stream: Proposals, found: Evaluation | None) -> None:
+        """Tell a proposer what became of its proposal, and ask for the next."""
         try:
             bound, trial = stream.send(found)
         except StopIteration:
             return
-        heapq.heappush(queue, (bound, number, trial, stream))
+        heapq.heappush(self.waiting, (bound, number, trial, stream))
 
-    def is_over() -> bool:
-        return pool.stopped() and bool(pool.evaluations)
+    def try_first(self) -> None:
+        """Try what promises most."""
+        bound, number, trial, stream = heapq.heappop(self.waiting)
+        found = trial() if bound < self.pool.fastest else None
+        if not _is_over(self.pool):
+            self.ask(number, stream, found)
 
-    left = deque(enumerate(proposers))
-    while (queue or left) and not is_over():
-        while left and not (queue and pool.stopped()):
-            number, proposer = left.popleft()
-            advance(number, proposer(pool), None)
-        if not queue:
-            return
-        bound, number, trial, stream = heapq.heappop(queue)
-        found = trial() if bound < pool.fastest else None
-        if not is_over():
-            advance(number, stream, found)
+
+def _is_over(pool: Pool) -> bool:
+    return pool.stopped() and bool(pool.evaluations)

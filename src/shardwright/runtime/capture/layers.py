@@ -1,10 +1,11 @@
-"""Lists of layers in which one is made as the other, and a model without most of them."""
+"""Lists of layers in which one is made as the other, a model without most of them, and whether its calls are the whole's."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
@@ -107,3 +108,66 @@ def shortened(module: nn.Module, lists: Sequence[Layers]) -> Iterator[None]:
     finally:
         for one, children in zip(held, before, strict=True):
             one._modules = children
+
+
+class Unclear(Exception):
+    """Something that calls alone do not tell."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What is called in one layer, or before all: calls, and beside each the numbers by which it picks.
+
+    ``behind``: how many lists of layers have ended where it does, if it stays when most layers are left out and later
+    ones may read what it makes, else -1.
+    """
+
+    behind: int
+    calls: list[Any] = field(default_factory=list[Any])
+    numbers: list[list[int]] = field(default_factory=list[list[int]])
+
+    def counted(self, count: int | None = None) -> list[int]:
+        """Return the numbers of its first calls, or all."""
+        return [*itertools.chain.from_iterable(self.numbers[:count])]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one run calls: before all layers, and in those of each list, these in the order in which they run."""
+
+    before: Part
+    lists: dict[int, list[Part]]
+    growth: dict[int, list[int]]
+
+
+def stood_for(lists: Sequence[Layers], whole: Written, few: Written) -> tuple[Layers, ...]:
+    """Return the lists as they run, with how numbers count on, where few have the calls of the whole. Raises Unclear."""
+    if whole.before != few.before or list(whole.lists) != list(few.lists):
+        raise Unclear
+    return tuple(
+        _counted_on(lists[number], parts, few.lists[number], whole.growth[number])
+        for number, parts in whole.lists.items()
+    )
+
+
+def _counted_on(
+    layers: Layers, parts: Sequence[Part], few: Sequence[Part], growth: list[int]
+) -> Layers:
+    """Return a list with how its numbers count on; ``growth`` says it from any of its layers to the next."""
+    *first, last = few
+    ends, count = _ends(first[-1], last, growth), len(parts) - 1 - FIRST
+    further = [stride * count for stride in ends]
+    further += [0] * (len(last.counted()) - len(further))
+    expected = [one + more for one, more in zip(last.counted(), further, strict=True)]
+    is_alike = parts[:FIRST] == first and parts[-1].calls == last.calls
+    if not is_alike or parts[-1].counted() != expected:
+        raise Unclear
+    strides, ending = (tuple(filter(None, grown)) for grown in (growth, ends))
+    return replace(layers, strides=strides, ends=ending)
+
+
+def _ends(like: Part, last: Part, growth: list[int]) -> list[int]:
+    """Return by how much the numbers count on of those calls of the last layer that others have, too."""
+    pairs = zip(like.calls, last.calls, strict=False)
+    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return growth[: len(like.counted(alike))]

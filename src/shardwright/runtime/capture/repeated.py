@@ -59,19 +59,31 @@ def _repeated(
     made, last = [*spans[0], *spans[1], *spans[2], *spans[3]], _outputs(spans[3])
     third, previous = layers.of(layers.kept[2]), last
     own = [name for name in owned if place_in(third, name)]
-    for number, name in enumerate(layers.repeated):
+    for times, name in enumerate(layers.repeated, 1):
         here = layers.of(name)
         known = dict(zip(_outputs(spans[2]), previous, strict=True))
         known |= {owned[one]: owned[_moved(one, third, here)] for one in own}
-        for record, grown in zip(spans[3], growth, strict=True):
-            path = tuple([_moved(one, third, here) for one in record.path])
-            copy = replace(record, name=_later(record.name, strides, number + 1), path=path)
-            made.append(_anew(_counted_on(copy, grown, number + 1), known))
+        made += [
+            _anew(_counted_on(_renamed(record, strides, times, third, here), grown, times), known)
+            for record, grown in zip(spans[3], growth, strict=True)
+        ]
         previous = [known[value] for value in last]
     count, known = len(layers.repeated), dict(zip(last, previous, strict=True))
-    tail = [replace(one, name=_later(one.name, strides, count)) for one in spans[4]]
+    tail = [_renamed(one, strides, count) for one in spans[4]]
     tail[: len(ends)] = [_counted_on(*one, count) for one in zip(tail, ends, strict=False)]
     return [*made, *[_with(one, known) for one in tail]]
+
+
+def _renamed(
+    record: Record,
+    strides: Mapping[str, int],
+    times: int,
+    layer: tuple[str, ...] = (),
+    other: tuple[str, ...] = (),
+) -> Record:
+    """Return a record as it is called so many layers later, in another layer where it is in one."""
+    path = tuple([_moved(one, layer, other) for one in record.path])
+    return replace(record, name=_later(record.name, strides, times), path=path)
 
 
 Span = Sequence[Record]

@@ -15,9 +15,7 @@ results (writes in place, hooks, gradients taken, calls past torch's own functio
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +26,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.runtime.capture.counting import written_by
-from shardwright.runtime.capture.layers import FIRST, Layers, deep_lists, place_in, shortened
+from shardwright.runtime.capture.layers import (
+    FIRST,
+    Layers,
+    Part,
+    Unclear,
+    Written,
+    deep_lists,
+    place_in,
+    shortened,
+    stood_for,
+)
 
 _PLAIN = (
     int, str, bool, complex, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
@@ -41,36 +49,6 @@ _META = torch.device("meta")
 _PICKS = (Tensor.__getitem__, Tensor.select, torch.select)
 # Properties that say where a tensor lies.
 _PLACE = frozenset({"is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_mtia"})
-
-
-class _Unclear(Exception):
-    """Something that calls alone do not tell."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """What is called in one layer, or before all: calls, and beside each the numbers by which it picks.
-
-    ``behind``: how many lists of layers have ended where it does, if it stays when most layers are left out and later
-    ones may read what it makes, else -1.
-    """
-
-    behind: int
-    calls: list[Any] = field(default_factory=list[Any])
-    numbers: list[list[int]] = field(default_factory=list[list[int]])
-
-    def counted(self, count: int | None = None) -> list[int]:
-        """Return the numbers of its first calls, or all."""
-        return [*itertools.chain.from_iterable(self.numbers[:count])]
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What one run calls: before all layers, and in those of each list, these in the order in which they run."""
-
-    before: _Part
-    lists: dict[int, list[_Part]]
-    growth: dict[int, list[int]]
 
 
 def equal_layers(
@@ -97,7 +75,7 @@ def _compared(
     """Return these lists where few of their layers stand for all, else nothing."""
     streams: list[_Stream] = []  # both stay, since what they hold is known by its id
 
-    def written(given: Mapping[str, Tensor]) -> _Written:
+    def written(given: Mapping[str, Tensor]) -> Written:
         streams.append(_Stream(module, lists, given, _only_device(inputs)))
         return streams[-1].written(partial(run, given))
 
@@ -106,37 +84,9 @@ def _compared(
             whole = written(given)
             with shortened(module, lists):
                 few = written(given)
-        return _stood_for(lists, whole, few)
+        return stood_for(lists, whole, few)
     except Exception:  # noqa: BLE001 - a model that cannot run so is exported as it is
         return ()
-
-
-def _stood_for(lists: Sequence[Layers], whole: _Written, few: _Written) -> tuple[Layers, ...]:
-    """Return the lists as they run, with how numbers count on, where few have the calls of the whole. Raises _Unclear."""
-    if whole.before != few.before or list(whole.lists) != list(few.lists):
-        raise _Unclear
-    found: list[Layers] = []
-    for number, parts in whole.lists.items():
-        *first, last = few.lists[number]
-        if parts[:FIRST] != first:
-            raise _Unclear
-        growth, count = whole.growth[number], len(parts) - 1 - FIRST
-        ends = _ends(first[-1], last, growth)
-        further = [stride * count for stride in ends]
-        further += [0] * (len(last.counted()) - len(further))
-        expected = [one + more for one, more in zip(last.counted(), further, strict=True)]
-        if parts[-1].calls != last.calls or parts[-1].counted() != expected:
-            raise _Unclear
-        strides, ending = (tuple([one for one in grown if one]) for grown in (growth, ends))
-        found.append(replace(lists[number], strides=strides, ends=ending))
-    return tuple(found)
-
-
-def _ends(like: _Part, last: _Part, growth: list[int]) -> list[int]:
-    """Return by how much the numbers count on of those calls of the last layer that others have, too."""
-    pairs = zip(like.calls, last.calls, strict=False)
-    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return growth[: len(like.counted(alike))]
 
 
 @contextlib.contextmanager
@@ -169,7 +119,7 @@ def _held(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
 def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on the meta device that looks like another, which lies on a device."""
     if tensor.device != device or not tensor.is_leaf or tensor.layout is not torch.strided:
-        raise _Unclear
+        raise Unclear
     looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
     looks = nn.Parameter(looks, False) if isinstance(tensor, nn.Parameter) else looks
     return looks.requires_grad_(tensor.requires_grad)
@@ -207,14 +157,14 @@ class _Stream(TorchFunctionMode):
         self.alive: list[Any] = list(named.values())  # so that no other object gets the id of one
         # In which part a tensor was made, by which of its calls, as which of the results.
         self.made: dict[int, tuple[int, int, int]] = {}
-        self.parts = [_Part(0)]
+        self.parts = [Part(0)]
         self.begun: dict[int, int] = {}  # by list, its first part
         self.list = -1  # whose layers run
         self.growth: dict[int, list[int]] = {}  # by list, of numbers from one layer to the next
         self.given: Any = None  # to the function that is called
         self.numbers: list[int] | None = None  # of the call that is noted, where these may count on
 
-    def written(self, run: Callable[[], Any]) -> _Written:
+    def written(self, run: Callable[[], Any]) -> Written:
         """Run, and return the calls before the first layer, and of each until the next begins, of the last of a list
         until that of another does, or the end."""
         hook = nn.modules.module.register_module_forward_pre_hook(self._begin)
@@ -232,13 +182,11 @@ class _Stream(TorchFunctionMode):
             Function.apply = apply
             hook.remove()
         if any(self.awaited):
-            raise _Unclear
+            raise Unclear
         self._note("result", (result,))
         stops = [*self.begun.values(), len(self.parts)][1:]
         parts = [self.parts[slice(*ends)] for ends in zip(self.begun.values(), stops, strict=True)]
-        return _Written(
-            self.parts[0], dict(zip(self.begun, parts, strict=True)), growth=self.growth
-        )
+        return Written(self.parts[0], dict(zip(self.begun, parts, strict=True)), growth=self.growth)
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         """Begin a layer. Those of a list are called once, in their order; all but the first and the last have equal
@@ -248,13 +196,13 @@ class _Stream(TorchFunctionMode):
             if number == self.list:
                 self._check_alike()
             elif self.list >= 0 and self.awaited[self.list]:
-                raise _Unclear
+                raise Unclear
             waiting = self.awaited[number]
             if not waiting or waiting.pop(0) != id(module):
-                raise _Unclear
+                raise Unclear
             self.begun.setdefault(number, len(self.parts))
             self.list, self.own = number, own
-            self.parts.append(_Part(-1 if waiting else len(self.begun)))
+            self.parts.append(Part(-1 if waiting else len(self.begun)))
         self._note("module", self._placed(self.paths.get(id(module), "")))
 
     def _check_alike(self) -> None:
@@ -263,10 +211,10 @@ class _Stream(TorchFunctionMode):
             return
         before, last = self.parts[-2:]
         if before.calls != last.calls:
-            raise _Unclear
+            raise Unclear
         grown = [b - a for a, b in zip(before.counted(), last.counted(), strict=True)]
         if self.growth.setdefault(self.list, grown) != grown:
-            raise _Unclear
+            raise Unclear
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -275,7 +223,7 @@ class _Stream(TorchFunctionMode):
         del types
         name = getattr(func, "__name__", "")
         if name in _ACTS or (name.endswith("_") and not name.endswith("__")):
-            raise _Unclear
+            raise Unclear
         kwargs = kwargs or {}
         self._note(func, (args, kwargs), picks=func in _PICKS)
         if name == _READ and (told := self._told(func)) is not None:
@@ -288,7 +236,7 @@ class _Stream(TorchFunctionMode):
             self.given = given
         for place, tensor in enumerate(_tensors(result)):
             if name == _READ:
-                raise _Unclear
+                raise Unclear
             self.alive.append(tensor)
             if id(tensor) not in self.names:
                 call = len(self.parts[-1].calls)
@@ -331,13 +279,10 @@ class _Stream(TorchFunctionMode):
         are taken down beside."""
         if isinstance(value, Tensor):
             return self._called(value)
-        if self.numbers is not None and type(value) is int:
-            self.numbers.append(value)
-            return int
         if isinstance(value, float):
             return "float", value.hex()
         if isinstance(value, _PLAIN):
-            return type(value), value
+            return self._plain(value)
         if type(value) is slice:
             return "slice", self._said((value.start, value.stop, value.step))
         if type(value) in (tuple, list, torch.Size):
@@ -346,6 +291,12 @@ class _Stream(TorchFunctionMode):
             return dict, [(self._said(key), self._said(item)) for key, item in value.items()]
         self.alive.append(value)
         return "object", id(value)
+
+    def _plain(self, value: Any) -> Any:
+        if self.numbers is None or type(value) is not int:
+            return type(value), value
+        self.numbers.append(value)
+        return int
 
     def _called(self, tensor: Tensor) -> Any:
         """Write a tensor by where it comes from, and how it looks."""
@@ -367,7 +318,7 @@ class _Stream(TorchFunctionMode):
         if self.list >= 0 and part >= self.begun[self.list] and back <= 1:
             return back, call, place
         if self.parts[part].behind < 0:
-            raise _Unclear  # what skips a layer
+            raise Unclear  # what skips a layer
         return ("behind", self.parts[part].behind), call, place
 
 
@@ -387,11 +338,11 @@ class _Beneath(TorchDispatchMode):
         del types
         given = self.stream.given
         if given is None:
-            raise _Unclear
+            raise Unclear
         if func._schema.is_mutable:  # what a function made itself, such as a mask, it may write
             known = {*map(_memory, _tensors(given))}
             if not known.isdisjoint(map(_memory, written_by(func, args, kwargs or {}))):
-                raise _Unclear
+                raise Unclear
         return self._answer(func, args, kwargs or {})
 
     def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
