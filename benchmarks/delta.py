@@ -105,7 +105,7 @@ class Moves:
         configs[index] = replace(config, dims=dims)
         for position, tensor in enumerate(graph.parameters):
             if graph.consumers[tensor][:1] == (index,):
-                use = wanted_as(graph, tensor, configs)
+                use = wanted_as(graph, self.context.facts.samples, tensor, configs)
                 parameters[position] = ParameterConfig(rest=use, optimizer=use)
         return replace(strategy, configs=tuple(configs), parameters=tuple(parameters))
 

@@ -156,6 +156,7 @@ FILES = (
     "pasted",
     "workshop",
     "latest",
+    "seldom",
 )
 
 

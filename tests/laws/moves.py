@@ -35,7 +35,7 @@ def redrawn(
     parameters = list(strategy.parameters)
     for position, tensor in enumerate(graph.parameters):
         if tensor in graph.operators[index].inputs:
-            use = wanted_as(graph, tensor, configs)
+            use = wanted_as(graph, samples, tensor, configs)
             parameters[position] = _kept(graph.tensors[tensor].shape, use, sizes, random)
     return replace(strategy, configs=tuple(configs), parameters=tuple(parameters))
 

@@ -112,7 +112,9 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     stage_of = _stages(graph, stages, shape, random)
     configs = _configs(graph, samples, iterations, stage_of, pieces, shape, random)
     parameters = tuple(
-        _parameter(graph, tensor, wanted_as(graph, tensor, configs), meshes[0], shape, random)
+        _parameter(
+            graph, tensor, wanted_as(graph, samples, tensor, configs), meshes[0], shape, random
+        )
         for tensor in graph.parameters
     )
     if pieces == 1 or (stages == 1 and shape.schedule == "1f1b"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-Draw = Literal["float", "unit", "constant", "integer", "boolean", "complex", "definite", "given"]
+Draw = Literal[
+    "float", "unit", "constant", "integer", "boolean", "complex", "definite", "pivots", "given"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,7 @@ class Drawn:
     """A tensor argument to be drawn at random.
 
     ``definite`` matrices are symmetric and positive definite. ``unit`` is between 0 and 1, ``constant`` likewise without a gradient, integers are below
-    ``high``. A ``given`` vector holds its values in ``shape``.
+    ``high``, ``pivots`` of factorised matrices are of 32 bits. A ``given`` vector holds its values in ``shape``.
     """
 
     draw: Draw

@@ -22,7 +22,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, choices, find_samples, has_rule, iterate, seed_strategy
 from shardwright.planner.space.configs import placements
 from shardwright.planner.space.iteration import PLUS, Iteration
-from shardwright.planner.space.seeds import parameter_config
+from shardwright.planner.space.seeds import parameter_configs
 from shardwright.verbs.results import Coverage
 
 DEVICE = "1x2xH100"  # the device on which costs are modelled
@@ -128,7 +128,7 @@ def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
     """Return data parallelism with the dim of every operator replaced by a random legal one."""
     random, samples = Random(seed), find_samples(graph)
     base = data_parallel(graph)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    iterations = samples.iterations
     sizes = base.meshes[0].sizes
     configs = [
         # Partial sums could only be passed on where they are made, halos only from large pieces.
@@ -138,10 +138,7 @@ def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
             for i, config in enumerate(base.configs)
         )
     ]
-    parameters = tuple(
-        parameter_config(graph, tensor, configs, base.meshes[0], Seed())
-        for tensor in graph.parameters
-    )
+    parameters = parameter_configs(graph, samples, configs, base.meshes[0], Seed())
     return replace(base, configs=tuple(configs), parameters=parameters, label="random splits")
 
 

@@ -22,10 +22,11 @@ from shardwright.core.timeline import Timeline
 from shardwright.device import surroundings
 from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
+from shardwright.planner.judge.ties import half_width
 from shardwright.planner.lower import lower
-from shardwright.planner.search import PLAIN_MICROBATCHES, Context, priced
+from shardwright.planner.search import PLAIN_MICROBATCHES, Context, Survey, weigh
 from shardwright.planner.simulate import on_shared_cores, simulate_on, with_input
-from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
+from shardwright.planner.space import Seed, find_samples, seed_strategy
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.seeds import data_dims
 from shardwright.report.story import OperatorRow, PlanStory, split_text
@@ -63,7 +64,7 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
 def axis_words(strategy: Strategy, graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
     """Say of every axis of every mesh what operators split over it: its name says what it was meant for."""
     samples = find_samples(graph)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    iterations = samples.iterations
     by_samples = data_dims(graph, samples, iterations)
     uses: list[list[set[str]]] = [[set() for _ in mesh.axes] for mesh in strategy.meshes]
     for index, config in enumerate(strategy.configs):
@@ -110,15 +111,6 @@ def with_process(timeline: Timeline, process_bytes: float) -> Timeline:
     )
 
 
-def half_width(prices: Prices, timeline: Timeline) -> float:
-    """Return the step time's half-width: those of the critical chain, added.
-
-    Errors of one machine are not independent, so they do not average out.
-    """
-    chain = np.fromiter(timeline.critical, dtype=np.int64)
-    return float(prices.spread[chain].sum()) / timeline.laps
-
-
 def operator_rows(program: Program, graph: OperatorGraph, rates: Rates) -> tuple[OperatorRow, ...]:
     """Return one row per operator and stage, with its split and what its shard costs."""
     rows: list[OperatorRow] = []
@@ -148,13 +140,13 @@ def _row(
     )
 
 
-def spread_of(plan: Plan, context: Context) -> float:
-    """Return the half-width of a plan's step time: as measured, else as predicted."""
+def spread_of(plan: Plan, context: Context, last: Survey | None) -> float:
+    """Return the half-width of a plan's step time: as measured, else as predicted, which the ``last`` search may know."""
     if plan.measured:
         return plan.measured.spread_seconds
-    program, prices = priced(context, plan.strategy)
-    timeline = simulate_on(context.cluster, context.table, program, prices.seconds)
-    return half_width(prices, timeline)
+    if last and last.context.table is context.table:
+        return last.weighed(plan.strategy)[0].half_width
+    return weigh(context, plan.strategy)[0].half_width
 
 
 def shards(strategies: Iterable[Strategy], graph: OperatorGraph) -> tuple[Shard, ...]:

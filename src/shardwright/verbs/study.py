@@ -114,7 +114,7 @@ def study(
         costs=costs,
         frontier=frontier,
         origin=_origin(question, costs),
-        spreads=tuple(spread_of(one, context) for one in frontier.plans),
+        spreads=tuple(spread_of(one, context, solver.last) for one in frontier.plans),
         curve=solver.points,
         plain=solver.plain,
         num_measured=num_links + num_shards,

@@ -13,11 +13,12 @@ import pytest
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.files.clusterfile import parse_cluster, read_cluster
-from shardwright.planner.cost import Rates, operator_cost
+from shardwright.planner.cost import Rates, ShardPrices, operator_cost
 from shardwright.planner.cost.compute import local_flops
 from shardwright.planner.cost.kernels import kernels_of
 from shardwright.planner.cost.products import Product
 from shardwright.planner.cost.software import sustained
+from tests.planner.search.models import Sketch
 
 
 def graph_of(
@@ -273,3 +274,31 @@ def test_published_v100_products_are_that_much_faster_alone_than_in_a_step():
     middle = sorted(ratios)[40]
     assert 1.1 < middle < 1.5
     assert sum(abs(ratio / middle - 1) < 0.15 for ratio in ratios) > 60
+
+
+def test_an_operator_has_its_own_price_whatever_was_priced_before() -> None:
+    where = parse_cluster("1xH100")
+    sketch = Sketch(4)
+    x = sketch.outside("x", (4, 64), "input")
+    first, second = (sketch.linear(x, 64, f"l{number}") for number in range(2))
+    alone = sketch.apply("aten.add.Tensor", {"self": first, "other": second}, (4, 64))
+    again = sketch.apply("aten.add.Tensor", {"self": alone, "other": x}, (4, 64))
+    # The gradient of what this one reads is added up, since another reads it as well.
+    both = sketch.apply("aten.add.Tensor", {"self": alone, "other": again}, (4, 64))
+    loss = sketch.apply("aten.sum.default", {"self": both}, ())
+    sketch.close_block("all", "")
+    graph = OperatorGraph(
+        "sums", tuple(sketch.tensors), tuple(sketch.operators), tuple(sketch.blocks), loss
+    )
+    indices = range(len(graph.operators))
+    for order in (indices, indices[::-1]):
+        shards = ShardPrices(where, CostTable())
+        rates = shards.rates(0, "bfloat16")
+        for index in order:
+            operator = graph.operators[index]
+            shapes = tuple(
+                tuple(graph.tensors[tensor].shape for tensor in tensors)
+                for tensors in (operator.inputs, operator.outputs)
+            )
+            found = shards.cost(graph, index, shards.sort(graph, index), shapes, "backward", rates)
+            assert found == operator_cost(graph, index, *shapes, "backward", rates), index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from shardwright.core.costs import CostTable
@@ -57,6 +58,19 @@ def test_a_stopped_search_tries_until_it_has_one_plan() -> None:
     tried: list[str] = []
     run(pool_for(stop=True), partial(proposer, "a", [0.0, 0.0, 0.0], tried, []))
     assert tried == ["a0"]
+
+
+def test_a_stopped_search_asks_nobody_for_more_than_one_plan_takes() -> None:
+    asked: list[str] = []
+
+    def asks(name: str, trial: Callable[[Pool], Evaluation | None], pool: Pool) -> Proposals:
+        for number in range(2):
+            asked.append(f"{name}{number}")
+            yield Proposal(0.0, partial(trial, pool))
+
+    refused, legal = partial(asks, "a", lambda _: None), lambda pool: pool.try_out(PLAIN)
+    run(pool_for(stop=True), refused, partial(asks, "b", legal), partial(asks, "c", legal))
+    assert asked == ["a0", "a1", "b0"]
 
 
 def test_what_is_the_same_follows_from_the_half_width_of_the_prediction() -> None:

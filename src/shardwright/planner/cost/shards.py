@@ -7,6 +7,7 @@ from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.compute import operator_cost
+from shardwright.planner.cost.derivatives import hands_on
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.roofline import Rates, Shapes
 from shardwright.planner.remember import remembered
@@ -58,7 +59,7 @@ class ShardPrices:
         whole = tuple([(spec.dtype, spec.needs_gradient, spec.shape) for spec in specs])
         key = (
             operator.kind, operator.attributes, operator.input_names, operator.flops, whole,
-            self.rates(0, "float32").passing(graph, index),
+            self.rates(0, "float32").passing(graph, index), hands_on(graph, operator),
         )  # fmt: skip
         return self._sorts.setdefault(key, len(self._sorts))
 

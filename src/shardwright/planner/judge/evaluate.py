@@ -22,7 +22,7 @@ from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.judge.lost import lost_share
-from shardwright.planner.judge.ties import doubts_of
+from shardwright.planner.judge.ties import doubts_of, half_width
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
@@ -40,7 +40,7 @@ MOST_GRADIENTS = 2000
 class Evaluation:
     """A strategy with its simulated objective.
 
-    ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
+    ``half_width`` is that of the predicted step, ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
     hideable message hidden (NaN for a strategy which did not come from the additive model).
     ``feeding``: what brings its input beneath a step, none where that is never waited for. ``synced``: seconds
     that gradients travel on the critical chain: no other time to send them gains more.
@@ -48,6 +48,7 @@ class Evaluation:
 
     strategy: Strategy
     objective: Objective
+    half_width: float
     stage_bytes: tuple[float, ...]
     sources: tuple[tuple[str, float], ...]
     least_seconds: float
@@ -234,6 +235,7 @@ def evaluate_program(
     return timeline, Evaluation(
         strategy=program.strategy,
         objective=objective,
+        half_width=half_width(prices, timeline),
         stage_bytes=peaks,
         sources=prices.by_source(),
         least_seconds=least_seconds,

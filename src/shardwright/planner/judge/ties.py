@@ -61,6 +61,15 @@ def doubts_of(program: Program, prices: Prices, timeline: Timeline) -> dict[str,
     return found
 
 
+def half_width(prices: Prices, timeline: Timeline) -> float:
+    """Return the step time's half-width: those of the critical chain, added.
+
+    Errors of one machine are not independent, so they do not average out.
+    """
+    chain = np.fromiter(timeline.critical, dtype=np.int64)
+    return float(prices.spread[chain].sum()) / timeline.laps
+
+
 def half_width_between(one: Doubts, other: Doubts) -> float:
     """Return the half-width of the difference of two step times, in seconds."""
     total = 0.0

@@ -263,6 +263,7 @@ class _Shortening:
         samples = replace(
             samples,
             operator_dim=tuple([samples.operator_dim[i] for i in self.operators]),
+            iterations=tuple(map(samples.iterations.__getitem__, self.operators)),
             tensor_dim=tuple([samples.tensor_dim[t] for t in old]),
             state=tuple([samples.state[t] for t in old]),
             prologue=frozenset([self.operator[i] for i in samples.prologue & self.operator.keys()]),

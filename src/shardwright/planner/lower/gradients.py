@@ -24,10 +24,13 @@ def place(
     graph: OperatorGraph, strategy: Strategy, samples: Samples, iterations: Sequence[Iteration]
 ) -> list[Placements]:
     """Return the placements of every operator's tensors, gradients included."""
-    placed = [
-        placements(iteration, config.dims)
-        for iteration, config in zip(iterations, strategy.configs, strict=True)
-    ]
+    known: dict[tuple[int, tuple[str, ...]], Placements] = {}
+    placed: list[Placements] = []
+    for iteration, config in zip(iterations, strategy.configs, strict=True):
+        key = id(iteration), config.dims
+        if key not in known:
+            known[key] = placements(iteration, config.dims)
+        placed.append(known[key])
     for index in reversed(range(len(placed))):
         if hands_on(graph, samples, index) and "" in strategy.configs[index].dims:
             placed[index] = let_through(graph, strategy, placed, index)

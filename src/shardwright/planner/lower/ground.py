@@ -8,7 +8,6 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.planner.lower.alike import Alike, Surroundings, alike_blocks, surroundings
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.legal import depend_on_parameters
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
 
@@ -19,10 +18,10 @@ class Ground:
         self.graph, self.samples = graph, samples
         self.moved: dict[object, int] = {}  # see ``transfers``
 
-    @cached_property
-    def iterations(self) -> list[Iteration]:
+    @property
+    def iterations(self) -> tuple[Iteration, ...]:
         """The iteration space of every operator."""
-        return [iterate(self.graph, index) for index in range(len(self.graph.operators))]
+        return self.samples.iterations
 
     @cached_property
     def writes(self) -> list[bool]:

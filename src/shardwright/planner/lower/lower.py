@@ -59,7 +59,7 @@ def lower(
     are lowered. Raises InputError where the strategy is not legal for the graph (``planner.space.legal``).
     """
     ground = ground or Ground(graph, samples or find_samples(graph))
-    check_strategy(graph, strategy, ground.samples, ground.iterations)
+    check_strategy(graph, strategy, ground.samples)
     placed = place(graph, strategy, ground.samples, ground.iterations)
     return flushless(Lowering(ProgramBuilder(ground, strategy), placed).run())
 

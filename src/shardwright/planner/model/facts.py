@@ -17,7 +17,7 @@ from shardwright.planner.model.flows import Flow, find_flows, find_passing
 from shardwright.planner.model.saves import find_saves
 from shardwright.planner.model.ties import Ties, tie_blocks
 from shardwright.planner.remember import remembered
-from shardwright.planner.space import find_samples, iterate, placements
+from shardwright.planner.space import find_samples, placements
 from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.samples import State
@@ -39,11 +39,7 @@ class Facts:
 
     def iteration(self, index: int) -> Iteration:
         """Return the iteration space of an operator."""
-        return self._iteration(self.ties.root[index])
-
-    @remembered
-    def _iteration(self, root: int) -> Iteration:
-        return iterate(self.graph, root)
+        return self.samples.iterations[index]
 
     def placements(self, index: int, dims: tuple[str, ...]) -> Placements:
         """Return the layouts of an operator's tensors under one config."""
@@ -51,7 +47,7 @@ class Facts:
 
     @remembered
     def _placements(self, root: int, dims: tuple[str, ...]) -> Placements:
-        return placements(self._iteration(root), dims)
+        return placements(self.iteration(root), dims)
 
     @remembered
     def recomputed(self, name: Literal["selective", "attention"]) -> frozenset[int]:
@@ -78,8 +74,7 @@ class Facts:
     def sample_names(self) -> tuple[str, ...]:
         """Per operator the dim which the data axis splits, "" where it has none."""
         graph, samples = self.graph, self.samples
-        iterations = [self.iteration(index) for index in range(len(graph.operators))]
-        names = data_dims(graph, samples, iterations)
+        names = data_dims(graph, samples, samples.iterations)
         return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
 
     @cached_property

@@ -7,6 +7,7 @@ A proposer is a generator. It yields proposals, is sent what became of each, and
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
@@ -33,22 +34,40 @@ def run(pool: Pool, *proposers: Proposer) -> None:
 
     What cannot be faster than the fastest plan that fits is passed over; its proposer is sent None. Of
     equal bounds the proposer named first goes first, so the order is deterministic. One proposal of
-    each proposer waits in the queue: O(log proposers) per trial.
+    each proposer waits in the queue: O(log proposers) per trial. Once the caller stops nobody is asked for more,
+    which may take as long as a trial, unless nothing was looked at yet.
     """
-    queue: list[tuple[float, int, Trial, Proposals]] = []
+    queue, left = _Queue(pool), deque(enumerate(proposers))
+    while (queue.waiting or left) and not _is_over(pool):
+        while left and not (queue.waiting and pool.stopped()):
+            number, proposer = left.popleft()
+            queue.ask(number, proposer(pool), None)
+        if queue.waiting:
+            queue.try_first()
 
-    def advance(number: int, stream: Proposals, found: Evaluation | None) -> None:
+
+class _Queue:
+    """What was proposed and is to be tried."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.waiting: list[tuple[float, int, Trial, Proposals]] = []
+
+    def ask(self, number: int, stream: Proposals, found: Evaluation | None) -> None:
+        """Tell a proposer what became of its proposal, and ask for the next."""
         try:
             bound, trial = stream.send(found)
         except StopIteration:
             return
-        heapq.heappush(queue, (bound, number, trial, stream))
+        heapq.heappush(self.waiting, (bound, number, trial, stream))
 
-    def is_over() -> bool:
-        return pool.stopped() and bool(pool.evaluations)
+    def try_first(self) -> None:
+        """Try what promises most."""
+        bound, number, trial, stream = heapq.heappop(self.waiting)
+        found = trial() if bound < self.pool.fastest else None
+        if not _is_over(self.pool):
+            self.ask(number, stream, found)
 
-    for number, proposer in enumerate(() if is_over() else proposers):
-        advance(number, proposer(pool), None)
-    while queue and not is_over():
-        bound, number, trial, stream = heapq.heappop(queue)
-        advance(number, stream, trial() if bound < pool.fastest else None)
+
+def _is_over(pool: Pool) -> bool:
+    return pool.stopped() and bool(pool.evaluations)

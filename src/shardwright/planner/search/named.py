@@ -424,7 +424,7 @@ def tensor_width(context: Context) -> int:
 def _expert_width(context: Context) -> int:
     """Return over how many devices the experts can lie: all, or the largest divisor that divides."""
     count = context.num_devices
-    iterations = [context.facts.iteration(index) for index in range(len(context.graph.operators))]
+    iterations = context.facts.samples.iterations
     if not expert_dims(context.graph, iterations, 1):
         return 1
     return max(

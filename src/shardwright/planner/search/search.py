@@ -279,6 +279,7 @@ class _Session:
 
 def explore(pool: Pool, arrangements: Proposer) -> None:
     """Fill a pool, until nothing is left to try or the caller stops."""
+    pool.complete = False  # until the arrangements are through
     for proposers in ((known, arrangements, grids), *LATER):
         run(pool, *proposers)
 

@@ -7,13 +7,17 @@ samples to experts: one all-to-all each way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.core.graph import OperatorGraph
 from shardwright.planner.space.iteration import Iteration
 
 PRODUCTS = frozenset({"aten.einsum.default", "aten.bmm.default", "aten.matmul.default"})
 
 
-def expert_dims(graph: OperatorGraph, iterations: list[Iteration], pieces: int) -> dict[int, str]:
+def expert_dims(
+    graph: OperatorGraph, iterations: Sequence[Iteration], pieces: int
+) -> dict[int, str]:
     """Return the experts' dim of every operator that works on each expert's tokens by itself.
 
     A product with a parameter that shares a dim with the tokens and the result opens; the dim is
@@ -44,7 +48,7 @@ def _own_experts(graph: OperatorGraph, iteration: Iteration, index: int) -> str:
 
 
 def inner_dims(
-    graph: OperatorGraph, iterations: list[Iteration], experts: dict[int, str], pieces: int
+    graph: OperatorGraph, iterations: Sequence[Iteration], experts: dict[int, str], pieces: int
 ) -> dict[int, str]:
     """Split each expert as Megatron splits a feed-forward layer: features, then their sum."""
     lying: dict[int, int] = {}  # activation -> where its split features lie

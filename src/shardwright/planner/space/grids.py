@@ -36,7 +36,6 @@ from shardwright.planner.space.configs import is_choice
 from shardwright.planner.space.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.rest import shard_further
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 from shardwright.planner.space.seeds import block_buckets, data_dim, repeated_blocks
 
@@ -107,7 +106,7 @@ def grid_strategy(graph: OperatorGraph, grid: Grid, samples: Samples | None = No
         meshes=(mesh,),
         configs=tuple(configs),
         parameters=tuple(
-            _parameter(graph, tensor, wanted_as(graph, tensor, configs), grid)
+            _parameter(graph, tensor, wanted_as(graph, samples, tensor, configs), grid)
             for tensor in graph.parameters
         ),
         pipeline=Pipeline(num_microbatches=grid.num_microbatches),
@@ -137,7 +136,7 @@ class _Walk:
 
     def __init__(self, graph: OperatorGraph, grid: Grid, samples: Samples) -> None:
         self.graph, self.grid, self.samples = graph, grid, samples
-        self.iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+        self.iterations = samples.iterations
         self.form: dict[int, Form] = {}
         self.columns = range(len(grid.sizes) - grid.num_columns, len(grid.sizes))
         self.strict = set(graph.operators_of(repeated_blocks(graph)))

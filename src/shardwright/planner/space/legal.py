@@ -18,7 +18,6 @@ from shardwright.errors import InputError
 from shardwright.planner.space.configs import is_choice, placements
 from shardwright.planner.space.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.planner.space.lying import summed_over
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
 
@@ -26,16 +25,15 @@ def check_strategy(
     graph: OperatorGraph,
     strategy: Strategy,
     samples: Samples,
-    iterations: Sequence[Iteration] = (),
 ) -> None:
     """Raise InputError, with rule, values and remedy, where a strategy cannot be meant for a graph.
 
-    Linear in operators; cheap beside lowering. ``iterations`` of all operators may be passed.
+    Linear in operators; cheap beside lowering.
     """
     check_alone(strategy)
     check_against(strategy, graph)
     check_pipeline(strategy, samples)
-    iterations = iterations or [iterate(graph, index) for index in range(len(graph.operators))]
+    iterations = samples.iterations
     _check_pieces(strategy, samples)
     _check_splits(graph, strategy, samples, iterations)
     trained = depend_on_parameters(graph)

@@ -9,6 +9,7 @@ from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.strategy import OperatorConfig
 from shardwright.planner.space.configs import placements
 from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples
 
 
 def made_as(graph: OperatorGraph, tensor: int, configs: Sequence[OperatorConfig]) -> Layout:
@@ -18,14 +19,16 @@ def made_as(graph: OperatorGraph, tensor: int, configs: Sequence[OperatorConfig]
     return placements(iterate(graph, producer), configs[producer].dims).outputs[place].value
 
 
-def wanted_as(graph: OperatorGraph, tensor: int, configs: Sequence[OperatorConfig]) -> Layout:
+def wanted_as(
+    graph: OperatorGraph, samples: Samples, tensor: int, configs: Sequence[OperatorConfig]
+) -> Layout:
     """Return the layout in which the first reader of a tensor wants it; whole where nobody reads it."""
     readers = graph.consumers[tensor]
     if not readers:
         return (REPLICATE,) * len(configs[0].dims)
     reader = readers[0]
     place = graph.operators[reader].inputs.index(tensor)
-    return placements(iterate(graph, reader), configs[reader].dims).inputs[place].value
+    return placements(samples.iterations[reader], configs[reader].dims).inputs[place].value
 
 
 def summed_over(

@@ -26,7 +26,7 @@ SCORE_CASTS = CASTS | {"aten.type_as.default"}
 
 def megatron_dims(
     graph: OperatorGraph,
-    iterations: list[Iteration],
+    iterations: Sequence[Iteration],
     samples: Samples,
     pieces: int,
     is_sequence: bool,
@@ -55,7 +55,7 @@ def megatron_dims(
 
 
 def _split_view_of_weight(
-    graph: OperatorGraph, iterations: list[Iteration], dims: dict[int, str], index: int
+    graph: OperatorGraph, iterations: Sequence[Iteration], dims: dict[int, str], index: int
 ) -> None:
     """Let what turns a weight round for a product (``x @ weight.T``) be split as the product is."""
     for tensor, names in zip(graph.operators[index].inputs, iterations[index].inputs, strict=True):
@@ -92,7 +92,7 @@ def _passing(iteration: Iteration, met: Sequence[str], pieces: int) -> str:
 
 
 def _opening_linears(
-    graph: OperatorGraph, iterations: list[Iteration], samples: Samples, pieces: int
+    graph: OperatorGraph, iterations: Sequence[Iteration], samples: Samples, pieces: int
 ) -> dict[int, str]:
     """Find linears whose split output can stay split until another linear takes it."""
     found: dict[int, str] = {}
@@ -103,7 +103,9 @@ def _opening_linears(
     return found
 
 
-def _is_split(graph: OperatorGraph, iterations: list[Iteration], index: int, pieces: int) -> bool:
+def _is_split(
+    graph: OperatorGraph, iterations: Sequence[Iteration], index: int, pieces: int
+) -> bool:
     """Whether an operator is a linear layer whose features divide."""
     if not _is_linear(graph, index):
         return False
@@ -124,7 +126,7 @@ def _is_linear(graph: OperatorGraph, index: int) -> bool:
 
 
 def _split_vocabularies(
-    graph: OperatorGraph, iterations: list[Iteration], opened: dict[int, str], pieces: int
+    graph: OperatorGraph, iterations: Sequence[Iteration], opened: dict[int, str], pieces: int
 ) -> dict[int, str]:
     """Split embeddings by rows, and what is linear in a loss's share, where the loss is split."""
     found: dict[int, str] = {}
@@ -140,7 +142,9 @@ def _split_vocabularies(
     return found | _split_rows(graph, iterations, pieces) if shares else {}
 
 
-def _split_rows(graph: OperatorGraph, iterations: list[Iteration], pieces: int) -> dict[int, str]:
+def _split_rows(
+    graph: OperatorGraph, iterations: Sequence[Iteration], pieces: int
+) -> dict[int, str]:
     """Split embeddings by rows."""
     return {
         index: iteration.offset
@@ -160,7 +164,7 @@ def _maker(graph: OperatorGraph, tensor: int) -> int:
 
 def _stays_split(
     graph: OperatorGraph,
-    iterations: list[Iteration],
+    iterations: Sequence[Iteration],
     samples: Samples,
     index: int,
     pieces: int,

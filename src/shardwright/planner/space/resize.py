@@ -16,8 +16,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.space.configs import is_choice
-from shardwright.planner.space.iteration import PLUS, Iteration
-from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.samples import Samples, find_samples
 
 
@@ -70,7 +69,6 @@ class _Fit:
     strategy: Strategy
     before: Samples
     samples: Samples
-    iterations: tuple[Iteration, ...]
 
     @classmethod
     def of(cls, graph: OperatorGraph, other: OperatorGraph, strategy: Strategy) -> _Fit:
@@ -79,7 +77,6 @@ class _Fit:
             strategy=strategy,
             before=find_samples(graph),
             samples=find_samples(other),
-            iterations=tuple([iterate(other, index) for index in range(len(other.operators))]),
         )
 
     def sample_axes(self) -> frozenset[str]:
@@ -100,7 +97,7 @@ class _Fit:
             dims = self._dims(index, dropped)
             sizes = self.strategy.meshes[config.mesh].sizes
             sample = self.samples.operator_dim[index]
-            if not is_choice(self.iterations[index], dims, sizes, sample, count):
+            if not is_choice(self.samples.iterations[index], dims, sizes, sample, count):
                 return None
             found.append(config if dims == config.dims else replace(config, dims=dims))
         return tuple(found)
@@ -111,7 +108,7 @@ class _Fit:
         whole: set[int] = set()
         for index, config in enumerate(self.strategy.configs):
             dims, sizes = self._dims(index, dropped), meshes[config.mesh].sizes
-            if not is_choice(self.iterations[index], dims, sizes):
+            if not is_choice(self.samples.iterations[index], dims, sizes):
                 whole.add(index)
                 named = zip(meshes[config.mesh].axes, dims, strict=True)
                 dropped |= {axis for axis, name in named if name}

@@ -37,7 +37,7 @@ class Samples:
     microbatch can run (they depend on the batch, never on parameters). ``blocker``: a sentence why
     more than one microbatch is impossible, and what would mend that, or "". ``common``: into as many pieces
     whatever carries samples divides, or into a divisor of them: fewer than samples where these are groups (0:
-    nothing carries any).
+    nothing carries any). ``iterations``: the iteration space of every operator, equal calls sharing one.
     """
 
     operator_dim: tuple[str, ...]
@@ -46,6 +46,7 @@ class Samples:
     prologue: frozenset[int]
     blocker: str
     common: int
+    iterations: tuple[Iteration, ...]
 
     def weights(self, graph: OperatorGraph, index: int) -> list[int]:
         """Return at which positions an operator reads what is trained and knows no samples."""
@@ -76,6 +77,7 @@ class _Analysis:
         self.dim = [-1] * count
         self.trained = [tensor.role == "parameter" for tensor in graph.tensors]
         self.operator_dim: list[str] = []
+        self.iterations = tuple([iterate(graph, index) for index in range(len(graph.operators))])
         self.common = 0
         self.wanted_whole: set[int] = set()
         self.blocker = ""
@@ -89,7 +91,7 @@ class _Analysis:
             trained = any(self.trained[tensor] for tensor in operator.inputs)
             for tensor in operator.outputs:
                 self.trained[tensor] = trained
-            iteration = iterate(self.graph, index)
+            iteration = self.iterations[index]
             self.operator_dim.append(sample := self._visit(index, iteration, trained))
             if sample:
                 self.common = math.gcd(self.common, iteration.dim(sample).size)
@@ -103,6 +105,7 @@ class _Analysis:
             prologue=self._ancestors(),
             blocker=self.blocker,
             common=math.gcd(self.common, *self._lengths()),
+            iterations=self.iterations,
         )
 
     def _lengths(self) -> list[int]:
@@ -242,7 +245,7 @@ class _Analysis:
             producer = self.graph.tensors[tensor].producer
             if producer < 0:
                 return False  # a parameter
-            made = iterate(self.graph, producer)
+            made = self.iterations[producer]
             outputs = self.graph.operators[producer].outputs
             name = made.outputs[outputs.index(tensor)][dim]
             if not name or names.setdefault(producer, name) != name:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import Layout
 from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.staleness import Staleness
 from shardwright.core.strategy import (
@@ -31,8 +32,9 @@ from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.megatron import megatron_dims
 from shardwright.planner.space.rest import shard_further
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
+
+Shape = tuple[int, ...]
 
 
 class TooFewBlocks(ValueError):
@@ -124,23 +126,24 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
     """
     samples = samples or find_samples(graph)
     meshes = _meshes(seed)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    iterations = samples.iterations
     stage_of = balanced_stages(graph, seed.stages * seed.chunks)
     dims_of = _dims_by_axis(graph, seed, samples, iterations)
     configs: list[OperatorConfig] = []
+    known: dict[object, OperatorConfig] = {}  # thousands of operators may be equal
     for index, iteration in enumerate(iterations):
         dims = tuple([dims_of[axis].get(index, "") for axis in meshes[0].axes])
-        cut = meshes[0].sizes, samples.operator_dim[index], seed.num_microbatches
-        is_legal = is_choice(iteration, dims, *cut)
-        chosen = dims if is_legal else _weaken(dims, choices(iteration, *cut))
-        configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
-    parameters = tuple(
-        parameter_config(graph, tensor, configs, meshes[0], seed) for tensor in graph.parameters
-    )
+        key = id(iteration), dims, samples.operator_dim[index], stage_of[index]
+        if key not in known:
+            cut = meshes[0].sizes, samples.operator_dim[index], seed.num_microbatches
+            is_legal = is_choice(iteration, dims, *cut)
+            chosen = dims if is_legal else _weaken(dims, choices(iteration, *cut))
+            known[key] = OperatorConfig(mesh=stage_of[index], dims=chosen)
+        configs.append(known[key])
     return Strategy(
         meshes=meshes,
         configs=tuple(configs),
-        parameters=parameters,
+        parameters=parameter_configs(graph, samples, configs, meshes[0], seed),
         pipeline=Pipeline(
             schedule=seed.schedule,
             num_microbatches=seed.num_microbatches,
@@ -154,7 +157,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 
 
 def _dims_by_axis(
-    graph: OperatorGraph, seed: Seed, samples: Samples, iterations: list[Iteration]
+    graph: OperatorGraph, seed: Seed, samples: Samples, iterations: Sequence[Iteration]
 ) -> dict[str, dict[int, str]]:
     """Return what every axis of the mesh splits, by operator."""
     found = {"data": data_dims(graph, samples, iterations, seed.data * seed.group)}
@@ -342,20 +345,29 @@ def even_stages(graph: OperatorGraph, stages: int) -> list[int] | None:
     return result
 
 
-def parameter_config(
+def parameter_configs(
     graph: OperatorGraph,
-    tensor: int,
-    configs: list[OperatorConfig],
+    samples: Samples,
+    configs: Sequence[OperatorConfig],
     mesh: Mesh,
     seed: Seed,
-) -> ParameterConfig:
+) -> tuple[ParameterConfig, ...]:
+    """Return the layouts of all parameters, those that are alike once."""
+    known: dict[tuple[Shape, Layout], ParameterConfig] = {}
+    found: list[ParameterConfig] = []
+    for tensor in graph.parameters:
+        key = graph.tensors[tensor].shape, wanted_as(graph, samples, tensor, configs)
+        if key not in known:
+            known[key] = _parameter(*key, mesh, seed)
+        found.append(known[key])
+    return tuple(found)
+
+
+def _parameter(shape: Shape, use: Layout, mesh: Mesh, seed: Seed) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
-    use = wanted_as(graph, tensor, configs)
     whole = ("tensor", "data") if seed.group > 1 else ("tensor",)
     further = tuple(axis for axis, name in enumerate(mesh.axes) if name not in whole)
-    optimizer = (
-        shard_further(graph.tensors[tensor].shape, use, mesh.sizes, further) if seed.zero else use
-    )
+    optimizer = shard_further(shape, use, mesh.sizes, further) if seed.zero else use
     return ParameterConfig(
         rest=optimizer if seed.zero == 3 else use,
         optimizer=optimizer,
@@ -365,7 +377,7 @@ def parameter_config(
 
 
 def _samples_or_nothing(
-    iterations: list[Iteration], data: dict[int, str], seed: Seed
+    iterations: Sequence[Iteration], data: dict[int, str], seed: Seed
 ) -> dict[int, str]:
     """Return the data axis's dims where the batch divides into more pieces, else only its sums."""
     pieces = seed.data * seed.height * seed.width * seed.num_microbatches
@@ -378,7 +390,7 @@ def _samples_or_nothing(
 
 
 def _context_parallel(
-    graph: OperatorGraph, iterations: list[Iteration], samples: Samples, pieces: int
+    graph: OperatorGraph, iterations: Sequence[Iteration], samples: Samples, pieces: int
 ) -> dict[int, str]:
     """Follow the sequence dim from the batch's tokens, or vectors of tokens, as far as it splits.
 

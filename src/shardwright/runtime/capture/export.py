@@ -8,8 +8,7 @@ modules opaque.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
 from shardwright.runtime.capture.halves import HALVES, check_halves, names_half, refuse
 from shardwright.runtime.capture.keeping import changes_in, python_numbers
+from shardwright.runtime.capture.layers import Layers, shortened
 from shardwright.runtime.capture.memos import clean_memos
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.places import first_line, with_line
@@ -54,7 +54,7 @@ from shardwright.runtime.capture.replacing import call_whole, opaque_modules
 from shardwright.runtime.capture.rows import keep_dims
 from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
-from shardwright.runtime.capture.streams import Layers, equal_layers, shortened
+from shardwright.runtime.capture.streams import equal_layers
 from shardwright.runtime.capture.switching import exported
 from shardwright.runtime.capture.terms import shared_out
 from shardwright.runtime.capture.translate import Translator
@@ -242,7 +242,7 @@ def _export_watched(job: _Job) -> Captured:
     """Export; of many equal layers only a few, where these are sure to stand for all."""
     job.renew()
     layers = _equal_layers(job)
-    if layers is not None:
+    if layers:
         try:
             return _export_checked(job, layers)
         except Exception:  # noqa: BLE001 - whatever is wrong with a part, the whole is asked
@@ -250,7 +250,7 @@ def _export_watched(job: _Job) -> Captured:
     return _export_checked(job)
 
 
-def _export_checked(job: _Job, layers: Layers | None = None) -> Captured:
+def _export_checked(job: _Job, layers: Sequence[Layers] = ()) -> Captured:
     """Export, and refuse a graph of a module that changes what it holds, or draws, in Python."""
     numbers = python_numbers()
     with changes_in(job.twin) as changed:
@@ -272,8 +272,8 @@ def _export_checked(job: _Job, layers: Layers | None = None) -> Captured:
 
 @custom_gradients()
 @uncollected()
-def _equal_layers(job: _Job) -> Layers | None:
-    """Return the layers of a model that need not all be exported; None where Python may decide otherwise next time."""
+def _equal_layers(job: _Job) -> tuple[Layers, ...]:
+    """Return the layers of a model that need not all be exported; none where Python may decide otherwise next time."""
     numbers, arguments = python_numbers(), job.arguments
 
     def run(given: Mapping[str, Tensor]) -> Any:
@@ -284,16 +284,15 @@ def _equal_layers(job: _Job) -> Layers | None:
         layers = equal_layers(job.wrapper, run, arguments)
     if changed or numbers != python_numbers():
         job.renew()
-        return None
+        return ()
     return layers
 
 
 @custom_gradients()
 @uncollected()
-def _export(job: _Job, notes: tuple[str, ...] = (), layers: Layers | None = None) -> Captured:
+def _export(job: _Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = ()) -> Captured:
     """Export the wrapped copy and translate its graph; ``layers``: those of which a few stand for all."""
-    part = contextlib.nullcontext() if layers is None else shortened(job.wrapper, layers)
-    with part, unchecked_values() as checks:
+    with shortened(job.wrapper, layers), unchecked_values() as checks:
         program = exported(job.wrapper, (), job.arguments)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=job.synchronised, prefix=PREFIX)
@@ -306,7 +305,7 @@ def _export(job: _Job, notes: tuple[str, ...] = (), layers: Layers | None = None
     output, *others = translator.walk(program.graph_module, variables)
     if not isinstance(output, Variable):
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
-    if layers is not None:
+    if layers:
         repeat_layers(recorder, layers, owned, program.graph)
     loss = _check_loss(translator.variables.read(output), recorder)
     given = [entries.input(name).value for name in job.wrapper.names.values()]

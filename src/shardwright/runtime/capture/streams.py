@@ -3,9 +3,11 @@
 The whole model runs once without values, and every call of torch with its arguments is written down: that takes a
 fraction of exporting it, which notes the same calls and nothing else. It runs on the meta device, each operator once for
 equal looks of its arguments, and is told of the device that it is on. Calls name tensors by where they come from: made
-in this layer, or by the one before, a parameter of the layer, or of the model. Where all layers but the first and the
-last have equal calls so written, and the model without most of them has, but for these, the very calls of the whole
-one, exporting it and repeating a layer gives what exporting the whole would. What Python does in between
+in this layer, or by the one before, behind an earlier list of layers, a parameter of the layer, or of the model. Where
+all layers but the first and the last have equal calls so written, and the model without most of them has, but for these,
+the very calls of the whole one, exporting it and repeating a layer gives what exporting the whole would. Only numbers
+by which a part of a tensor is picked may differ: an expert reads the column of its number. They must count on, by as
+much from every layer to the next. What Python does in between
 need not be known: it ran, for every layer, and what it led to was compared. Whatever may act otherwise than by its
 results (writes in place, hooks, gradients taken, calls past torch's own functions) leaves the model to be exported whole.
 """
@@ -14,9 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -25,18 +25,18 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.runtime.capture.blocks import parameter_shapes
 from shardwright.runtime.capture.counting import written_by
-
-# Fewer layers than this are exported faster than they are compared.
-DEEP = 64
-
-# Children of a list that are exported: the first, two that are alike for certain, so that what recording makes of
-# them can be compared, too, and the last.
-_FIRST = 3
-
-# Children that a layer may be of, one after the other, such as a linear map, a norm and an activation.
-_MOST_CHILDREN = 8
+from shardwright.runtime.capture.layers import (
+    FIRST,
+    Layers,
+    Part,
+    Unclear,
+    Written,
+    deep_lists,
+    place_in,
+    shortened,
+    stood_for,
+)
 
 _PLAIN = (
     int, str, bool, complex, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
@@ -45,106 +45,48 @@ _PLAIN = (
 _ACTS = {"backward", "grad", "register_hook", "register_post_accumulate_grad_hook", "__set__"}
 _READ = "__get__"  # of properties, such as shape: that of data is a tensor, which is written past all this
 _META = torch.device("meta")
+# Functions that pass the numbers by which they pick a part of a tensor on to operators as they are.
+_PICKS = (Tensor.__getitem__, Tensor.select, torch.select)
 # Properties that say where a tensor lies.
 _PLACE = frozenset({"is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_mtia"})
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Equal layers, each of some children of one list: its path, and the names in it of those that are exported, and
-    repeated."""
-
-    path: str
-    kept: tuple[tuple[str, ...], ...]
-    repeated: tuple[tuple[str, ...], ...]
-
-    def of(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the paths of one."""
-        return tuple([f"{self.path}.{name}".lstrip(".") for name in names])
-
-
-def place_in(layer: tuple[str, ...], path: str) -> tuple[int, str] | None:
-    """Return in which of a layer's children a path leads, and how it goes on there; None for one that leads elsewhere."""
-    for number, child in enumerate(layer):
-        if f"{path}.".startswith(f"{child}."):
-            return number, path[len(child) :]
-    return None
-
-
-class _Unclear(Exception):
-    """Something that calls alone do not tell."""
-
-
 def equal_layers(
     module: nn.Module, run: Callable[[Mapping[str, Tensor]], Any], inputs: Mapping[str, Tensor]
-) -> Layers | None:
-    """Return the layers of a module without values of which a few stand for all, None where none are sure to.
+) -> tuple[Layers, ...]:
+    """Return the lists of layers of a module without values of each of which a few stand for all, in the order in
+    which they run; () where none are sure to: all that are deep, or else the longest.
 
-    ``run`` calls it with tensors in place of ``inputs``, and is called twice; meanwhile others are in place of the
-    module's.
+    ``run`` calls it with tensors in place of ``inputs``, and is called twice for either; meanwhile others are in place
+    of the module's.
     """
-    found = _deepest(module)
-    if found is None:
-        return None
+    every = deep_lists(module)
+    longest = sorted(every, key=lambda one: -len(one.repeated))[:1]
+    tried = [every, (*longest,)] if len(every) > 1 else [every] * len(every)
+    return next(filter(None, (_compared(module, run, inputs, lists) for lists in tried)), ())
+
+
+def _compared(
+    module: nn.Module,
+    run: Callable[[Mapping[str, Tensor]], Any],
+    inputs: Mapping[str, Tensor],
+    lists: Sequence[Layers],
+) -> tuple[Layers, ...]:
+    """Return these lists where few of their layers stand for all, else nothing."""
     streams: list[_Stream] = []  # both stay, since what they hold is known by its id
 
-    def written(given: Mapping[str, Tensor]) -> list[list[Any]]:
-        streams.append(_Stream(module, found, given, _only_device(inputs)))
+    def written(given: Mapping[str, Tensor]) -> Written:
+        streams.append(_Stream(module, lists, given, _only_device(inputs)))
         return streams[-1].written(partial(run, given))
 
     try:
         with _on_meta(module, inputs) as given:
-            before, first, like, *_, last = written(given)
-            with shortened(module, found):
+            whole = written(given)
+            with shortened(module, lists):
                 few = written(given)
+        return stood_for(lists, whole, few)
     except Exception:  # noqa: BLE001 - a model that cannot run so is exported as it is
-        return None
-    return found if few == [before, first, *[like] * (_FIRST - 1), last] else None
-
-
-def _deepest(module: nn.Module) -> Layers | None:
-    """Return the longest list of layers whose children are of equal classes, their parameters of equal shapes."""
-    best: Layers | None = None
-    longest = DEEP - 1
-    for path, child in module.named_modules():
-        names, children = tuple(child._modules), [*child._modules.values()]
-        if len(children) <= longest:
-            continue
-        looks = [parameter_shapes(one) if one is not None else None for one in children]
-        for size in range(1, _MOST_CHILDREN + 1):
-            first, count = _longest_run(looks, size)
-            stop = first + count * size
-            few = {*map(id, children[first:stop])}
-            if count <= longest or len(few) < stop - first or None in looks[first:stop]:
-                continue
-            layers = [names[start : start + size] for start in range(first, stop, size)]
-            kept, longest = (*layers[:_FIRST], layers[-1]), count
-            best = Layers(path, kept, tuple(layers[_FIRST:-1]))
-    return best
-
-
-def _longest_run(looks: Sequence[Any], size: int) -> tuple[int, int]:
-    """Return where the most groups of ``size`` that look alike begin, and how many there are."""
-    best, start = (0, 0), 0
-    for stop in range(1, len(looks) + 1):
-        if stop - start >= size:
-            best = max(best, (start, (stop - start) // size), key=itemgetter(1))
-        if stop < len(looks) and stop - start >= size and looks[stop] != looks[stop - size]:
-            start = stop - size + 1
-    return best
-
-
-@contextlib.contextmanager
-def shortened(module: nn.Module, layers: Layers) -> Iterator[None]:
-    """Let a module be without the layers that are repeated."""
-    held = module.get_submodule(layers.path)
-    before = held._modules
-    away = {name for layer in layers.repeated for name in layer}
-    held._modules = {name: one for name, one in before.items() if name not in away}
-    try:
-        yield
-    finally:
-        held._modules = before
+        return ()
 
 
 @contextlib.contextmanager
@@ -177,7 +119,7 @@ def _held(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
 def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on the meta device that looks like another, which lies on a device."""
     if tensor.device != device or not tensor.is_leaf or tensor.layout is not torch.strided:
-        raise _Unclear
+        raise Unclear
     looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
     looks = nn.Parameter(looks, False) if isinstance(tensor, nn.Parameter) else looks
     return looks.requires_grad_(tensor.requires_grad)
@@ -193,29 +135,38 @@ class _Stream(TorchFunctionMode):
     def __init__(
         self,
         module: nn.Module,
-        layers: Layers,
+        lists: Sequence[Layers],
         inputs: Mapping[str, Tensor],
         device: torch.device,
     ) -> None:
         super().__init__()
         self.device = device  # that tensors are said to lie on
-        held = module.get_submodule(layers.path)._modules
-        every = [*layers.kept[:_FIRST], *layers.repeated, layers.kept[-1]]
-        self.starts = {id(held[one[0]]): layers.of(one) for one in every if one[0] in held}
-        self.awaited = list(self.starts)
+        # By the module that each begins with: of which list a layer is, and its paths.
+        self.starts: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self.awaited: list[list[int]] = []
+        for number, layers in enumerate(lists):
+            held = module.get_submodule(layers.path)._modules
+            every = [*layers.kept[:FIRST], *layers.repeated, layers.kept[-1]]
+            here = {id(held[one[0]]): (number, layers.of(one)) for one in every if one[0] in held}
+            self.starts |= here
+            self.awaited.append([*here])
         self.own: tuple[str, ...] = ()
         named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **inputs}
         self.names = {id(tensor): name for name, tensor in named.items()}
         self.paths = {id(one): path for path, one in module.named_modules()}
         self.alive: list[Any] = list(named.values())  # so that no other object gets the id of one
-        # In which layer a tensor was made, by which of its calls, as which of the results.
+        # In which part a tensor was made, by which of its calls, as which of the results.
         self.made: dict[int, tuple[int, int, int]] = {}
-        self.calls: list[list[Any]] = [[]]
+        self.parts = [Part(0)]
+        self.begun: dict[int, int] = {}  # by list, its first part
+        self.list = -1  # whose layers run
+        self.growth: dict[int, list[int]] = {}  # by list, of numbers from one layer to the next
         self.given: Any = None  # to the function that is called
+        self.numbers: list[int] | None = None  # of the call that is noted, where these may count on
 
-    def written(self, run: Callable[[], Any]) -> list[list[Any]]:
-        """Run, and return the calls before the first layer, and of each until the next begins, of the last until
-        the end."""
+    def written(self, run: Callable[[], Any]) -> Written:
+        """Run, and return the calls before the first layer, and of each until the next begins, of the last of a list
+        until that of another does, or the end."""
         hook = nn.modules.module.register_module_forward_pre_hook(self._begin)
         apply = Function.__dict__["apply"]
 
@@ -230,21 +181,40 @@ class _Stream(TorchFunctionMode):
         finally:
             Function.apply = apply
             hook.remove()
-        if self.awaited:
-            raise _Unclear
+        if any(self.awaited):
+            raise Unclear
         self._note("result", (result,))
-        return self.calls
+        stops = [*self.begun.values(), len(self.parts)][1:]
+        parts = [self.parts[slice(*ends)] for ends in zip(self.begun.values(), stops, strict=True)]
+        return Written(self.parts[0], dict(zip(self.begun, parts, strict=True)), growth=self.growth)
 
     def _begin(self, module: nn.Module, _: Any) -> None:
-        """Begin a layer. Each is called once, in their order; all but the first and the last have equal calls."""
+        """Begin a layer. Those of a list are called once, in their order; all but the first and the last have equal
+        calls."""
         if id(module) in self.starts:
-            if not self.awaited or self.awaited.pop(0) != id(module):
-                raise _Unclear
-            if len(self.calls) > _FIRST and self.calls[-1] != self.calls[-2]:
-                raise _Unclear
-            self.own = self.starts[id(module)]
-            self.calls.append([])
+            number, own = self.starts[id(module)]
+            if number == self.list:
+                self._check_alike()
+            elif self.list >= 0 and self.awaited[self.list]:
+                raise Unclear
+            waiting = self.awaited[number]
+            if not waiting or waiting.pop(0) != id(module):
+                raise Unclear
+            self.begun.setdefault(number, len(self.parts))
+            self.list, self.own = number, own
+            self.parts.append(Part(-1 if waiting else len(self.begun)))
         self._note("module", self._placed(self.paths.get(id(module), "")))
+
+    def _check_alike(self) -> None:
+        """Check that a layer that ends is called as the one before, neither being the first."""
+        if len(self.parts) - self.begun[self.list] < FIRST:
+            return
+        before, last = self.parts[-2:]
+        if before.calls != last.calls:
+            raise Unclear
+        grown = [b - a for a, b in zip(before.counted(), last.counted(), strict=True)]
+        if self.growth.setdefault(self.list, grown) != grown:
+            raise Unclear
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -253,9 +223,9 @@ class _Stream(TorchFunctionMode):
         del types
         name = getattr(func, "__name__", "")
         if name in _ACTS or (name.endswith("_") and not name.endswith("__")):
-            raise _Unclear
+            raise Unclear
         kwargs = kwargs or {}
-        self._note(func, (args, kwargs))
+        self._note(func, (args, kwargs), picks=func in _PICKS)
         if name == _READ and (told := self._told(func)) is not None:
             return told
         args, kwargs = self._moved(args, kwargs, name)
@@ -266,11 +236,11 @@ class _Stream(TorchFunctionMode):
             self.given = given
         for place, tensor in enumerate(_tensors(result)):
             if name == _READ:
-                raise _Unclear
+                raise Unclear
             self.alive.append(tensor)
             if id(tensor) not in self.names:
-                layer = len(self.calls) - 1
-                self.made.setdefault(id(tensor), (layer, len(self.calls[layer]), place))
+                call = len(self.parts[-1].calls)
+                self.made.setdefault(id(tensor), (len(self.parts) - 1, call, place))
         return result
 
     def _told(self, func: Any) -> torch.device | bool | None:
@@ -294,21 +264,25 @@ class _Stream(TorchFunctionMode):
             key: moved(one, key) for key, one in kwargs.items()
         }
 
-    def _note(self, func: Any, arguments: Any) -> None:
+    def _note(self, func: Any, arguments: Any, *, picks: bool = False) -> None:
         state = (
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"),
         )  # fmt: skip
-        self.calls[-1].append((func, state, self._said(arguments)))
+        self.numbers = list[int]() if picks else None
+        said = self._said(arguments)
+        self.parts[-1].calls.append((func, state, said))
+        self.parts[-1].numbers.append(self.numbers or [])
 
     def _said(self, value: Any) -> Any:
-        """Write an argument so that it is equal to another only where both mean the same."""
+        """Write an argument so that it is equal to another only where both mean the same, but for numbers that
+        are taken down beside."""
         if isinstance(value, Tensor):
             return self._called(value)
         if isinstance(value, float):
             return "float", value.hex()
         if isinstance(value, _PLAIN):
-            return type(value), value
+            return self._plain(value)
         if type(value) is slice:
             return "slice", self._said((value.start, value.stop, value.step))
         if type(value) in (tuple, list, torch.Size):
@@ -317,6 +291,12 @@ class _Stream(TorchFunctionMode):
             return dict, [(self._said(key), self._said(item)) for key, item in value.items()]
         self.alive.append(value)
         return "object", id(value)
+
+    def _plain(self, value: Any) -> Any:
+        if self.numbers is None or type(value) is not int:
+            return type(value), value
+        self.numbers.append(value)
+        return int
 
     def _called(self, tensor: Tensor) -> Any:
         """Write a tensor by where it comes from, and how it looks."""
@@ -333,11 +313,13 @@ class _Stream(TorchFunctionMode):
         if id(tensor) not in self.made:
             self.alive.append(tensor)
             return "outside", id(tensor)
-        layer, call, place = self.made[id(tensor)]
-        back = len(self.calls) - 1 - layer
-        if layer and back > 1:
-            raise _Unclear  # what skips a layer
-        return back if layer else "before", call, place
+        part, call, place = self.made[id(tensor)]
+        back = len(self.parts) - 1 - part
+        if self.list >= 0 and part >= self.begun[self.list] and back <= 1:
+            return back, call, place
+        if self.parts[part].behind < 0:
+            raise Unclear  # what skips a layer
+        return ("behind", self.parts[part].behind), call, place
 
 
 class _Beneath(TorchDispatchMode):
@@ -356,11 +338,11 @@ class _Beneath(TorchDispatchMode):
         del types
         given = self.stream.given
         if given is None:
-            raise _Unclear
+            raise Unclear
         if func._schema.is_mutable:  # what a function made itself, such as a mask, it may write
             known = {*map(_memory, _tensors(given))}
             if not known.isdisjoint(map(_memory, written_by(func, args, kwargs or {}))):
-                raise _Unclear
+                raise Unclear
         return self._answer(func, args, kwargs or {})
 
     def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -208,6 +208,9 @@ def _draw(value: Drawn, generator: torch.Generator) -> Tensor:
         root = torch.randn(value.shape, generator=generator, dtype=torch.float64)
         return root @ root.mT + torch.eye(value.shape[-1], dtype=torch.float64)
     unit = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+    if value.draw == "pivots":
+        rows = torch.arange(1, value.shape[-1] + 1)
+        return (rows + unit * (value.shape[-1] + 1 - rows)).to(torch.int32)
     if value.draw in ("unit", "constant"):
         return unit * 0.9 + 0.05
     if value.draw == "boolean":

@@ -29,6 +29,8 @@ EXAMPLES = {
     **every("affine_grid_generator.default", call(F(4, 2, 3), [4, 2, 6, 5], False)),
     **every("searchsorted.Tensor", call(L(-1, 0, 1), K(4, 6)), call(K(4, 5), K(4, 3))),
     "shardwright.max_unpool2d": (fixed((3, 5), call(F(4, 2, 3, 3), I(4, 2, 3, 3), [5, 5])),),
+    **every("take.default", call(F(4, 6), I(8, 2, high=4)), call(F(6), I(4, high=6))),
+    **every("cartesian_prod.default", call([F(4), F(6)]), call([F(6), F(2), F(8)]), call([F(4)])),
     **every("bucketize.Tensor", call(F(4, 6), L(-1, 0, 1))),
     **every(
         "grid_sampler.default",

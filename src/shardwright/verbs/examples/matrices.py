@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.verbs.examples.notation import C, F, P, U, call, every, fixed
+from shardwright.verbs.examples.notation import C, F, P, U, V, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -57,6 +57,30 @@ EXAMPLES = {
         call(F(4, 6, 6), F(4, 6), 0, -2, -1),
         call(F(6, 4, 8), F(4, 6), 1, 0, 2),
     ),
+    **every(
+        "linalg_pinv.atol_rtol_float",
+        call(F(4, 6, 3)),
+        call(F(2, 4, 3, 6), rtol=1e-9),
+        call(P(4, 3, 3), hermitian=True),
+    ),
+    **every("linalg_pinv.default", call(F(4, 6, 3), 1e-9)),
+    **every(
+        "linalg_lu_solve.default",
+        call(U(4, 3, 3), V(4, 3), F(4, 3, 2)),
+        call(U(4, 3, 3), V(4, 3), F(4, 2, 3), left=False),
+        call(U(3, 3), V(3), F(3, 2), adjoint=True),
+    ),
+    **every(
+        "linalg_matrix_norm.default",
+        call(F(4, 6, 8), 1),
+        call(F(4, 6, 8), 2, [0, 1], True),
+    ),
+    **every(
+        "linalg_matrix_norm.str_ord",
+        call(F(4, 6, 8)),
+        call(F(2, 4, 6, 8), "nuc", [1, -1]),
+    ),
+    **every("trace.default", call(F(4, 6)), call(F(6, 6))),
     **every("diag_embed.default", call(F(4, 6)), call(F(4, 2, 6), 0, 0, 2)),
     **every(
         "fft_fft.default fft_ifft.default fft_rfft.default fft_irfft.default fft_hfft.default",

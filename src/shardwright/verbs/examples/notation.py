@@ -2,7 +2,7 @@
 
 A call is written as the user would write it; ``F``, ``U``, ``I``, ``B`` stand for tensors: floats
 of either sign, floats between 0 and 1, integers below ``high``, booleans; ``P`` for positive
-definite matrices; ``K`` is ``U`` where
+definite matrices, ``V`` for pivots of factors; ``K`` is ``U`` where
 torch has no gradient to give. Sizes are multiples of small numbers so that dims can be split, and
 differ so that they cannot be confused: random shapes are made from an example by giving every
 size another one, everywhere it stands.
@@ -50,6 +50,11 @@ def B(*shape: int) -> Drawn:
 def C(*shape: int) -> Drawn:
     """Complex numbers."""
     return Drawn("complex", shape)
+
+
+def V(*shape: int) -> Drawn:
+    """Pivots: by which row each is exchanged, that or one below it, the first being 1."""
+    return Drawn("pivots", shape)
 
 
 def L(*values: int) -> Drawn:

@@ -135,6 +135,12 @@ def _indexed(call: Signature) -> tuple[tuple[int, ...], tuple[str, ...], tuple[i
     return at, free, broadcast_shape(call.inputs[position] for position in positions)
 
 
+def pairs(call: Signature) -> Iteration:
+    """All ways to take an element of each: those of the first are far apart, the others' are not."""
+    others = [("",)] * (len(call.inputs) - 1)
+    return space(call, [("n",), *others], [("n", "")[: len(call.outputs[0])]])
+
+
 def one_hot(call: Signature) -> Iteration:
     """Split the index's dims; the classes are a new last dim."""
     if call.integer("num_classes", -1) < 0:
@@ -184,6 +190,8 @@ RULES: dict[str, Rule] = {
         "index_add.default index_copy.default index_fill.int_Scalar index_fill.int_Tensor",
     ),
     "aten.index.Tensor": index,
+    "aten.take.default": equation("self _.., index b.. -> b..", linear="self"),
+    "aten.cartesian_prod.default": pairs,
     "aten.index_put.default": index_put,
     "aten.one_hot.default": one_hot,
 }

@@ -52,6 +52,20 @@ def solution(call: Signature) -> Iteration:
     return equation(f"A b.. _ _, B b.. _{columns} -> b.. _{columns}{factors}")(call)
 
 
+def solution_by_factors(call: Signature) -> Iteration:
+    """Solve with factors for columns, or for rows where these stand left of the matrix."""
+    right = "B b.. k _ -> b.. k _" if call.attribute("left") is False else "B b.. _ k -> b.. _ k"
+    return equation(f"LU b.. _ _, pivots b.. _, {right}", linear="B")(call)
+
+
+def matrix_norm(call: Signature) -> Iteration:
+    """Fold the two dims of matrices whole."""
+    rank = len(call.inputs[0])
+    dims = {dim % rank for dim in call.integers("dim") or (-2, -1)}
+    names = blank(numbered(rank), dims)
+    return space(call, [names], [without(names, dims, keepdim=call.attribute("keepdim") is True)])
+
+
 def transform(call: Signature) -> Iteration:
     """Transform along some dims, given or all; the others split."""
     rank = len(call.inputs[0])
@@ -75,9 +89,13 @@ RULES: dict[str, Rule] = {
         """
         linalg_cholesky.default cholesky.default cholesky_inverse.default matrix_exp.default
         linalg_matrix_exp.default inverse.default linalg_matrix_power.default
+        linalg_pinv.default linalg_pinv.atol_rtol_float
         """,
     ),
     **family(solution, "linalg_solve.default _linalg_solve_ex.default"),
+    "aten.linalg_lu_solve.default": solution_by_factors,
+    **family(matrix_norm, "linalg_matrix_norm.default linalg_matrix_norm.str_ord"),
+    "aten.trace.default": equation("self _ _ ->", linear="self"),
     "aten.linalg_eigvalsh.default": equation("self b.. _ _ -> b.. _"),
     "aten.linalg_svdvals.default": equation("A b.. _ _ -> b.. _"),
     "aten.stft.default": equation("self b.. _, window _ -> b.. _ _"),
