@@ -308,6 +308,33 @@ def test_momentum_is_masked_where_something_was_sent():
     np.testing.assert_allclose(compressor.owed("first.weight"), rest, atol=1e-13)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", SPARSE)
+def test_unmasked_momentum_is_the_optimizers_applied_and_owed(method, ranks):
+    inputs = drawn(ranks, steps=6, seed=ranks)
+    chosen = settings(method, momentum=0.5, masked=False)
+    means, compressors, _ = averaged(chosen, inputs)
+    # What torch's SGD of the same momentum applies of the ranks' means, in all steps.
+    theirs = {
+        name: torch.nn.Parameter(torch.zeros(math.prod(SHAPES[name])).double()) for name in SHAPES
+    }
+    optimizer = torch.optim.SGD(theirs.values(), lr=1.0, momentum=0.5)
+    for step in inputs:
+        for name, one in theirs.items():
+            one.grad = total(step)[name] / ranks
+        optimizer.step()
+    applied, left = total([step[0] for step in means]), owed(compressors)
+    for name, one in theirs.items():
+        back = applied[name] + left[name] / ranks
+        torch.testing.assert_close(back, -one.detach(), rtol=0, atol=1e-12)
+    assert max(float(one.abs().max()) for one in left.values()) > 0.1
+    # A mask loses some of it.
+    masked, others, _ = averaged(settings(method, momentum=0.5), inputs)
+    name = "first.weight"
+    back = total([step[0] for step in masked])[name] + owed(others)[name] / ranks
+    assert float((back + theirs[name].detach()).abs().max()) > 0.1
+
+
 def test_what_travels_whole_has_the_momentum_that_the_optimizer_has_not():
     inputs = drawn(2, steps=4)
     inputs[2][1]["bias"][0] = math.inf
@@ -372,7 +399,7 @@ def test_a_selection_by_threshold_sends_no_more_than_k_and_loses_nothing(selecti
     sent = [int((step[0]["first.weight"] != 0).sum()) for step in means]
     assert 0 < max(sent) <= 3 * (6 + 4)
     if selection == "threshold":
-        (made,) = {at for one in compressors for at, _ in one._thresholds.values()}
+        (made,) = {at for one in compressors for at, _ in one.state_dict()["thresholds"].values()}
         assert made == 3
 
 
@@ -483,6 +510,7 @@ def test_another_number_of_ranks_owes_parameters_as_much(ranks):
         ({"clip": "1"}, "not negative, not '1'"),
         ({"momentum": 1.0}, "momentum"),
         ({"method": "int8", "momentum": 0.9}, "optimizer"),
+        ({"masked": False}, "not masked"),
         ({"residual": "paper"}, "gTop-k"),
         ({"rank": 0}, "rank"),
         ({"rank": 1.5}, "rank"),

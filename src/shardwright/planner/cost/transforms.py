@@ -132,8 +132,10 @@ def _pack(
         elements, width = math.prod(one.shape), _wide_bytes(one)
         density = _density(values[pack].shape[0], elements, width)
         costs.append(pack_cost(transform.name, elements, width, kind, table, density))
-    # A velocity is read, written and masked; a norm reads a gradient, and bounding it writes one.
-    passes = 6 * (transform.number("momentum", 0) > 0) + 3 * (transform.number("bound", 0) > 0)
+    # A velocity is read and written, and with a mask read and written again; a norm reads a gradient, and
+    # bounding it writes one.
+    passes = (4 + 2 * transform.number("masked", 0)) * (transform.number("momentum", 0) > 0)
+    passes += 3 * (transform.number("bound", 0) > 0)
     more = sum(math.prod(one.shape) * _wide_bytes(one) for one in packed)
     return total([*costs, Cost(seconds=memory_seconds(passes * more, kind))])
 
