@@ -11,7 +11,15 @@ import torch
 from shardwright.ddp import Compression, Compressor
 from shardwright.ddp.hooks import Load, reshared, wire_bytes
 from shardwright.errors import InputError
-from shardwright.runtime.compression import Sparse, largest, merged, split
+from shardwright.runtime.compression import (
+    Sparse,
+    _is_among_sorted,
+    _merged_by_sorting,
+    is_among,
+    largest,
+    merged,
+    split,
+)
 from tests.ddp import emulator
 from tests.ddp.local import averaged, copied, on_ranks
 
@@ -273,15 +281,16 @@ def test_means_are_written_into_the_memory_of_a_bucket_what_travels_whole_betwee
             assert owes == [None, None] or torch.allclose(*owes, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("merge", [merged, _merged_by_sorting])  # the latter is what GPUs do
 @pytest.mark.parametrize("seed", range(20))
-def test_selections_of_several_units_are_merged_each_by_itself(seed):
+def test_selections_of_several_units_are_merged_each_by_itself(seed, merge):
     generator = np.random.default_rng(seed)
     counts, both = generator.integers(1, 6, 4).tolist(), []
     for _ in range(2):
         indices = [generator.permutation(8)[:count] for count in counts]
         values = generator.integers(-2, 3, sum(counts)).astype(np.float64)  # many are equal
         both.append(Sparse(torch.from_numpy(np.concatenate(indices)), torch.from_numpy(values)))
-    kept, rests = merged(*both, counts)
+    kept, rests = merge(*both, counts)
     parts = zip(*(split(one, counts) for one in (*both, kept)), rests, counts, strict=True)
     for first, second, held, rest, count in parts:
         sums: dict[int, float] = {}
@@ -291,8 +300,33 @@ def test_selections_of_several_units_are_merged_each_by_itself(seed):
         order = sorted(sums, key=lambda index: (-abs(sums[index]), index))
         wanted = [(index, sums[index]) for index in order]
         found = zip(held.indices.tolist(), held.values.tolist(), strict=True)
-        assert list(found) == (wanted[:count] + [(0, 0.0)] * count)[:count]
-        assert list(zip(rest.indices.tolist(), rest.values.tolist())) == wanted[count:]
+        assert sorted(found) == sorted((wanted[:count] + [(0, 0.0)] * count)[:count])
+        dropped = zip(rest.indices.tolist(), rest.values.tolist(), strict=True)
+        assert sorted(dropped) == sorted(wanted[count:])
+
+
+@pytest.mark.parametrize("among", [is_among, _is_among_sorted])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_two_selections_both_have_is_found_unit_by_unit(seed, among):
+    generator = np.random.default_rng(seed)
+    counts = [3, 5, 1]
+    one, other = (
+        Sparse(torch.from_numpy(np.concatenate(parts)), torch.zeros(9))
+        for parts in ([generator.permutation(6)[:count] for count in counts] for _ in range(2))
+    )
+    pairs = zip(split(one, counts), split(other, counts), strict=True)
+    wanted = [index in set(b.indices.tolist()) for a, b in pairs for index in a.indices.tolist()]
+    assert among(one, other, counts).tolist() == wanted
+    assert any(wanted)
+    assert not all(wanted)
+
+
+@pytest.mark.parametrize("merge", [merged, _merged_by_sorting])
+def test_what_is_no_number_is_kept_where_selections_are_merged(merge):
+    one = Sparse(torch.tensor([5, 2, 0]), torch.tensor([1.0, math.nan, 3.0]))
+    other = Sparse(torch.tensor([7, 5, 1]), torch.tensor([math.inf, 1.0, 9.0]))
+    kept, _ = merge(one, other, [3])
+    assert {2, 7, 1} == set(kept.indices.tolist())
 
 
 def test_momentum_is_masked_where_something_was_sent():

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from shardwright.ddp import Compression, Compressor
-from shardwright.ddp.passes import BLOCK, FEW, add_and_find
+from shardwright.ddp.passes import FEW, add_and_find
+from shardwright.ddp.selecting import BLOCK
 from tests.ddp import emulator
 from tests.ddp.local import averaged, on_ranks
 
@@ -51,12 +52,12 @@ def drawn(ranks, steps, size=6000):
 @pytest.mark.parametrize(("method", "ranks"), [("top-k", 1), ("top-k", 3), ("gtop-k", 4)])
 def test_selections_of_steps_in_a_row_are_those_of_the_emulator(method, ranks):
     inputs = drawn(ranks, 12)
-    chosen = Compression(method=method, density=0.005)
+    chosen = Compression(method=method, density=0.003)
     means, compressors, _ = averaged(chosen, inputs)
     owed = [np.zeros(6000)] * ranks
     for number, step in enumerate(inputs):
         given = [one["w"].numpy() + rest for one, rest in zip(step, owed, strict=True)]
-        mean, owed = emulator.step(method, given, 30)
+        mean, owed = emulator.step(method, given, 18)
         np.testing.assert_allclose(means[number][0]["w"].numpy(), mean, rtol=0, atol=1e-11)
     for compressor, rest in zip(compressors, owed, strict=True):
         np.testing.assert_allclose(compressor.owed("w"), rest, rtol=0, atol=1e-11)
@@ -67,8 +68,8 @@ def test_what_is_not_finite_is_found_in_the_one_pass_and_nothing_is_owed_for_it(
     inputs = drawn(2, 6)
     inputs[4][1]["w"][77] = math.inf
     inputs[5][0]["w"][5] = math.nan
-    found, compressors, _ = averaged(Compression(method="top-k", density=0.005), inputs)
-    straight, others, _ = averaged(Compression(method="top-k", density=0.005), inputs[:4])
+    found, compressors, _ = averaged(Compression(method="top-k", density=0.003), inputs)
+    straight, others, _ = averaged(Compression(method="top-k", density=0.003), inputs[:4])
     assert all(bool(one["w"].isnan().all()) for step in found[4:] for one in step)
     assert [one.skipped for one in compressors] == [2, 2]
     for one, other in zip(compressors, others, strict=True):
@@ -77,7 +78,7 @@ def test_what_is_not_finite_is_found_in_the_one_pass_and_nothing_is_owed_for_it(
 
 
 def test_who_goes_on_from_a_state_selects_the_same():
-    inputs, chosen = drawn(2, 8), Compression(method="top-k", density=0.005)
+    inputs, chosen = drawn(2, 8), Compression(method="top-k", density=0.003)
 
     def stopped(wire):
         compressor = Compressor(chosen, wire)

@@ -155,8 +155,7 @@ class Compressor:
             return None, None, {}
         velocities = self._velocities(gradients)
         flat, near = self._with_residuals(velocities)
-        sizes = [len(one) for one in velocities.values()]
-        if not are_finite(dict(zip(velocities, flat.split(sizes), strict=True)), near):
+        if not are_finite(flat, {name: len(one) for name, one in velocities.items()}, near):
             flat.fill_(math.nan)  # which every method hands on to all ranks
         lot = self._lot(flat, gradients, near)
         return lot, METHODS[self.settings.method].begin(lot), velocities

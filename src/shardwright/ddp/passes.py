@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shardwright.ddp.selecting import BLOCK
 from shardwright.planner.compiled import compiled
 
-BLOCK = 64  # elements, which lie in the first cache when they are looked at again
-FEW = 16  # at most one element of so many is found
-Floats = NDArray[np.float32] | NDArray[np.float64]
+FEW = BLOCK // 2  # at most one element of so many is found
+Floats = NDArray[Any]  # of 4 or 8 bytes
 
 
 def add_and_find(one: Tensor, other: Tensor, out: Tensor, least: float) -> Tensor | None:
     """Put the sum of two flat tensors in a third, and return where it reaches a magnitude or is not a number; None
     where it does in too many places for those to be worth having."""
     found = np.empty(len(out) // FEW, np.int64)
-    parts = [part.numpy() for part in (one, other, out)]
-    count = _add_and_find(*parts, parts[2].dtype.type(least), found)
+    mine, theirs, sums = (part.numpy() for part in (one, other, out))
+    count = _add_and_find(mine, theirs, sums, sums.dtype.type(least), found)
     return torch.from_numpy(found[:count]) if count <= len(found) else None
 
 

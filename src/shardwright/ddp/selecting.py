@@ -17,6 +17,7 @@ LEAST_SAMPLE = 1024
 # So many times as many elements as are sent reach the magnitude that is looked for in the next step; it is made anew
 # where fewer or more than these do.
 WIDER, LEAST_WIDER, MOST_WIDER = 4, 2, 8
+BLOCK = 64  # elements, of which at most one is looked for: of more, another pass over memory finds them sooner
 
 
 class Selector:
@@ -66,7 +67,7 @@ class Selector:
         wide = WIDER * count
         if near is None or len(near) < count:
             self.thresholds.pop(name, None)
-            if unit.device.type != "cpu" or WIDER * wide > len(unit):
+            if unit.device.type != "cpu" or BLOCK * wide > len(unit):
                 return largest(unit, count)
             near = largest(unit, wide)
             self.thresholds[name] = (step, float(unit[near].abs().min()))
@@ -81,9 +82,10 @@ class Selector:
         return near[torch.topk(sizes, count, sorted=False).indices]
 
 
-def are_finite(parts: Mapping[str, Tensor], near: Mapping[str, Tensor]) -> bool:
-    """Whether all is finite: of what was searched what is not is near the largest."""
-    looked_at = [one[near[name]] if name in near else one for name, one in parts.items()]
+def are_finite(flat: Tensor, sizes: Mapping[str, int], near: Mapping[str, Tensor]) -> bool:
+    """Whether all of the units in a tensor is finite: of those that were searched what is not is near the largest."""
+    parts = zip(sizes, flat.split(list(sizes.values())), strict=True) if near else [("", flat)]
+    looked_at = [one[near[name]] if name in near else one for name, one in parts]
     return all(bool(all_finite(one)) for one in looked_at if len(one))
 
 

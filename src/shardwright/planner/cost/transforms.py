@@ -71,7 +71,7 @@ _WORK = {
     "top-k": _Work(14, 7e-9, 17),
     "int8": _Work(15, 5.2e-9, 19),
     "1-bit": _Work(30, 19e-9, 30),
-    "merge": _Work(28, 300e-9, 200),  # by elements kept
+    "merge": _Work(28, 220e-9, 200),  # by elements kept
     "take back": _Work(20, 120e-9, 80),
     "left factor": _Work(10, 0.6e-9, 6),
     "right factor": _Work(10, 0.1e-9, 1),
