@@ -2,7 +2,8 @@
 
 Four ranks in this process run our executor: a small GPT predicts the next character of the standard library's own
 text, a small CNN reads drawn digits (shifted, noisy). All train on the same batches, from the same weights, at the same
-rate; momentum is the optimizer's where gradients are whole, and comes before the selection where elements are.
+rate; momentum is the optimizer's where gradients are whole, and comes before the selection where elements are,
+masked where something was sent unless said otherwise.
 Prints the loss over fixed held-out samples at the end, mean and by seed, and on the way there.
 """
 
@@ -131,8 +132,10 @@ def ways(warm_up: int) -> list[Way]:
     return [
         Way("whole"),
         Way("top-k, conserving", "top-k", front),
+        Way("top-k, unmasked", "top-k", replace(front, masked=False)),
         Way("top-k, no residual", "top-k", plain),
         Way("gtop-k, conserving", "gtop-k", front),
+        Way("gtop-k, unmasked", "gtop-k", replace(front, masked=False)),
         Way("gtop-k, paper", "gtop-k", replace(front, residual="paper")),
         Way("gtop-k, no residual", "gtop-k", plain),
         Way("powersgd, rank 2", "powersgd", Feedback(rank=2)),

@@ -74,12 +74,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150)
     options = parser.parse_args()
-    found = launch(train_all, RANKS, (options.seeds, options.steps), timeout=1200)[0]
+    found = launch(train_all, RANKS, (options.seeds, options.steps), timeout=3600)[0]
     print(f"{RANKS} ranks, {options.steps} steps, {options.seeds} seeds: loss on held-out samples")
     for name, results in found.items():
         losses = [loss for loss, _ in results]
         print(
-            f"{name:32} {statistics.mean(losses):.4f} ({min(losses):.4f} to {max(losses):.4f}), "
+            f"{name:32} {statistics.mean(losses):.4f} ({' '.join(f'{one:.4f}' for one in losses)}), "
             f"lost {statistics.mean(lost for _, lost in results):.2%}"
         )
 

@@ -51,12 +51,13 @@ RATES = {"1gbit": 1.0, "500mbit": 0.5, "200mbit": 0.2, "100mbit": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A way: seconds a step of the slowest rank, the median of turns and half their quartiles' distance;
-    ``computing`` are those that all layers sleep."""
+    """A way: seconds a step of the slowest rank, the median of turns and half their quartiles' distance; ``of_a_core``
+    are those that all threads of this rank compute in it, and ``computing`` those that all layers sleep."""
 
     way: str
     seconds: float
     spread: float
+    of_a_core: float
     computing: float
 
 
@@ -100,22 +101,26 @@ def timed(
     batch = torch.randn(4096, generator=torch.Generator().manual_seed(dist.get_rank()))
     models = {name: make() for name, make in ways.items()}
     laps: dict[str, list[float]] = {name: [] for name in ways}
+    cores: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(WARM + turns):
         for name, model in models.items():
             model.zero_grad()
             dist.barrier()
-            begin = time.perf_counter()
+            begin, of_a_core = time.perf_counter(), time.process_time()
             model(batch).backward()
             took = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+            of_a_core = time.process_time() - of_a_core
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             if turn >= WARM:
                 laps[name].append(took.item())
+                cores[name].append(of_a_core)
     del models, model
     gc.collect()
     found = list[Ran]()
     for name, steps in laps.items():
         low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
-        found.append(Ran(name, middle, (high - low) / 2, computing))
+        of_a_core = float(np.median(cores[name]))
+        found.append(Ran(name, middle, (high - low) / 2, of_a_core, computing))
     return found
 
 
@@ -248,12 +253,13 @@ def told(rows: Sequence[Ran]) -> None:
     (default,) = [row for row in rows if row.way == "default"]
     print(f"layers sleep {default.computing * 1e3:.0f} ms")
     print(
-        "| way | step | spread | beside the default | beside computation |\n|---|--:|--:|--:|--:|"
+        "| way | step | spread | beside the default | beside computation | of a core |\n|---|--:|--:|--:|--:|--:|"
     )
     for row in sorted(rows, key=lambda row: row.seconds):
         print(
             f"| {row.way} | {row.seconds * 1e3:.0f} ms | {row.spread / row.seconds:.1%} "
-            f"| {default.seconds / row.seconds:.2f}x | {row.seconds / row.computing:.2f}x |",
+            f"| {default.seconds / row.seconds:.2f}x | {row.seconds / row.computing:.2f}x "
+            f"| {row.of_a_core * 1e3:.1f} ms |",
             flush=True,
         )
 

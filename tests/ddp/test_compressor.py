@@ -11,7 +11,15 @@ import torch
 from shardwright.ddp import Compression, Compressor
 from shardwright.ddp.hooks import Load, reshared, wire_bytes
 from shardwright.errors import InputError
-from shardwright.runtime.compression import Sparse, largest, merged, split
+from shardwright.runtime.compression import (
+    Sparse,
+    _is_among_sorted,
+    _merged_by_sorting,
+    is_among,
+    largest,
+    merged,
+    split,
+)
 from tests.ddp import emulator
 from tests.ddp.local import averaged, copied, on_ranks
 
@@ -273,15 +281,16 @@ def test_means_are_written_into_the_memory_of_a_bucket_what_travels_whole_betwee
             assert owes == [None, None] or torch.allclose(*owes, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("merge", [merged, _merged_by_sorting])  # the latter is what GPUs do
 @pytest.mark.parametrize("seed", range(20))
-def test_selections_of_several_units_are_merged_each_by_itself(seed):
+def test_selections_of_several_units_are_merged_each_by_itself(seed, merge):
     generator = np.random.default_rng(seed)
     counts, both = generator.integers(1, 6, 4).tolist(), []
     for _ in range(2):
         indices = [generator.permutation(8)[:count] for count in counts]
         values = generator.integers(-2, 3, sum(counts)).astype(np.float64)  # many are equal
         both.append(Sparse(torch.from_numpy(np.concatenate(indices)), torch.from_numpy(values)))
-    kept, rests = merged(*both, counts)
+    kept, rests = merge(*both, counts)
     parts = zip(*(split(one, counts) for one in (*both, kept)), rests, counts, strict=True)
     for first, second, held, rest, count in parts:
         sums: dict[int, float] = {}
@@ -291,8 +300,33 @@ def test_selections_of_several_units_are_merged_each_by_itself(seed):
         order = sorted(sums, key=lambda index: (-abs(sums[index]), index))
         wanted = [(index, sums[index]) for index in order]
         found = zip(held.indices.tolist(), held.values.tolist(), strict=True)
-        assert list(found) == (wanted[:count] + [(0, 0.0)] * count)[:count]
-        assert list(zip(rest.indices.tolist(), rest.values.tolist())) == wanted[count:]
+        assert sorted(found) == sorted((wanted[:count] + [(0, 0.0)] * count)[:count])
+        dropped = zip(rest.indices.tolist(), rest.values.tolist(), strict=True)
+        assert sorted(dropped) == sorted(wanted[count:])
+
+
+@pytest.mark.parametrize("among", [is_among, _is_among_sorted])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_two_selections_both_have_is_found_unit_by_unit(seed, among):
+    generator = np.random.default_rng(seed)
+    counts = [3, 5, 1]
+    one, other = (
+        Sparse(torch.from_numpy(np.concatenate(parts)), torch.zeros(9))
+        for parts in ([generator.permutation(6)[:count] for count in counts] for _ in range(2))
+    )
+    pairs = zip(split(one, counts), split(other, counts), strict=True)
+    wanted = [index in set(b.indices.tolist()) for a, b in pairs for index in a.indices.tolist()]
+    assert among(one, other, counts).tolist() == wanted
+    assert any(wanted)
+    assert not all(wanted)
+
+
+@pytest.mark.parametrize("merge", [merged, _merged_by_sorting])
+def test_what_is_no_number_is_kept_where_selections_are_merged(merge):
+    one = Sparse(torch.tensor([5, 2, 0]), torch.tensor([1.0, math.nan, 3.0]))
+    other = Sparse(torch.tensor([7, 5, 1]), torch.tensor([math.inf, 1.0, 9.0]))
+    kept, _ = merge(one, other, [3])
+    assert {2, 7, 1} == set(kept.indices.tolist())
 
 
 def test_momentum_is_masked_where_something_was_sent():
@@ -306,6 +340,33 @@ def test_momentum_is_masked_where_something_was_sent():
         np.testing.assert_allclose(means[number][0]["first.weight"].reshape(-1), sent, atol=1e-13)
         rest, velocity = rest - sent, np.where(sent == 0, velocity, 0)
     np.testing.assert_allclose(compressor.owed("first.weight"), rest, atol=1e-13)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", SPARSE)
+def test_unmasked_momentum_is_the_optimizers_applied_and_owed(method, ranks):
+    inputs = drawn(ranks, steps=6, seed=ranks)
+    chosen = settings(method, momentum=0.5, masked=False)
+    means, compressors, _ = averaged(chosen, inputs)
+    # What torch's SGD of the same momentum applies of the ranks' means, in all steps.
+    theirs = {
+        name: torch.nn.Parameter(torch.zeros(math.prod(SHAPES[name])).double()) for name in SHAPES
+    }
+    optimizer = torch.optim.SGD(theirs.values(), lr=1.0, momentum=0.5)
+    for step in inputs:
+        for name, one in theirs.items():
+            one.grad = total(step)[name] / ranks
+        optimizer.step()
+    applied, left = total([step[0] for step in means]), owed(compressors)
+    for name, one in theirs.items():
+        back = applied[name] + left[name] / ranks
+        torch.testing.assert_close(back, -one.detach(), rtol=0, atol=1e-12)
+    assert max(float(one.abs().max()) for one in left.values()) > 0.1
+    # A mask loses some of it.
+    masked, others, _ = averaged(settings(method, momentum=0.5), inputs)
+    name = "first.weight"
+    back = total([step[0] for step in masked])[name] + owed(others)[name] / ranks
+    assert float((back + theirs[name].detach()).abs().max()) > 0.1
 
 
 def test_what_travels_whole_has_the_momentum_that_the_optimizer_has_not():
@@ -372,7 +433,7 @@ def test_a_selection_by_threshold_sends_no_more_than_k_and_loses_nothing(selecti
     sent = [int((step[0]["first.weight"] != 0).sum()) for step in means]
     assert 0 < max(sent) <= 3 * (6 + 4)
     if selection == "threshold":
-        (made,) = {at for one in compressors for at, _ in one._thresholds.values()}
+        (made,) = {at for one in compressors for at, _ in one.state_dict()["thresholds"].values()}
         assert made == 3
 
 
@@ -483,6 +544,7 @@ def test_another_number_of_ranks_owes_parameters_as_much(ranks):
         ({"clip": "1"}, "not negative, not '1'"),
         ({"momentum": 1.0}, "momentum"),
         ({"method": "int8", "momentum": 0.9}, "optimizer"),
+        ({"masked": False}, "not masked"),
         ({"residual": "paper"}, "gTop-k"),
         ({"rank": 0}, "rank"),
         ({"rank": 1.5}, "rank"),

@@ -217,6 +217,26 @@ def test_momentum_is_masked_where_elements_are_sent_and_norms_are_bounded_by_sha
                 np.testing.assert_allclose(there, one[at], rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("compressor", ["top-k", "gtop-k", "gtop-k-tree"])
+def test_unmasked_momentum_moves_what_it_applies_and_owes_as_the_optimizers_does(
+    captured: Captured, compressor: Any
+) -> None:
+    for ranks in (2, 3, 4):
+        strategy = compressing(captured, ranks, compressor, momentum=0.5, masked=False)
+        found, _ = trained(captured, strategy)
+        for name in LARGE:
+            weight, sums = np.zeros(SIZES[name]), np.zeros(SIZES[name])
+            for batch in batches(SAMPLES):
+                sums = 0.5 * sums + sum(shares(batch, name, ranks))
+                weight = weight - RATE * sums
+            left = sum(states_[name, "state"].view(SIZES[name]).numpy() for _, states_ in found)
+            there = found[0][0][name].detach().numpy() - RATE * left
+            np.testing.assert_allclose(there, weight, rtol=0, atol=1e-11)
+            runs_on = sum(states_[name, "velocity"].view(SIZES[name]) for _, states_ in found)
+            np.testing.assert_allclose(runs_on.numpy(), sums, rtol=0, atol=1e-11)
+            assert np.abs(left).max() > 0.1
+
+
 def test_what_travels_whole_keeps_the_optimizers_momentum(captured: Captured) -> None:
     strategy = compressing(captured, 2, "top-k", momentum=0.5)
     both = partial(torch.optim.SGD, lr=RATE, momentum=0.5)
@@ -260,8 +280,9 @@ def test_densities_warm_up_by_steps(captured: Captured) -> None:
 def test_what_does_not_go_together_is_refused(captured: Captured) -> None:
     for compressor, said, words in (
         ("int8", {"residual": "paper"}, "published rule"),
-        ("int8", {"momentum": 0.9}, "masked"),
-        ("top-k", {"momentum": 0.9, "residual": "none"}, "masked"),
+        ("int8", {"momentum": 0.9}, "before the selection"),
+        ("top-k", {"momentum": 0.9, "residual": "none"}, "before the selection"),
+        ("top-k", {"masked": False}, "not masked"),
         ("top-k", {"rank": 2}, "rank"),
         ("powersgd", {"rank": 0}, "rank"),
         ("powersgd", {"warm_up": 3}, "first steps"),
@@ -298,10 +319,12 @@ def resumed(root: Path) -> tuple[list[tuple[list[Tensor], list[Tensor]]], Tensor
     """Train with a stop after the second step, and without; and as torch's PowerSGD does."""
     torch.set_num_threads(1)
     captured, found = capture(Weighed(), batches()[0]), []
-    for compressor, said in (
+    cases: list[tuple[Compressor, dict[str, Any]]] = [
         ("gtop-k", {"momentum": 0.5, "warm_up": 1}),
         ("powersgd", {"rank": 2}),
-    ):
+        ("top-k", {"momentum": 0.5, "masked": False}),
+    ]
+    for compressor, said in cases:
         program = lower(captured.graph, compressing(captured, 2, compressor, **said))
         options = RunOptions(lower=lower)
         one, other = (

@@ -152,15 +152,17 @@ class Feedback:
 
     ``residual``: what is not sent is added to the next gradient (``conserving``); by gTop-k's published
     rule, which loses what is dropped while merging (``paper``); or forgotten (``none``). ``rank``: columns
-    of PowerSGD's factors. ``momentum`` runs before the selection, and is masked where something was sent
-    (momentum correction): the optimizer's is for what travels whole only. ``local_norm`` (0: none) bounds the norm of what
-    all devices together put in before the selection, each parameter of each device by its share.
+    of PowerSGD's factors. ``momentum`` runs before the selection (momentum correction): the optimizer's is for
+    what travels whole only. ``masked``: it begins anew where something was sent; else nothing of it is lost.
+    ``local_norm`` (0: none) bounds the norm of what all devices together put in before the selection, each
+    parameter of each device by its share.
     ``warm_up``: for so many steps each, the first steps send the densities of ``core.compression.WARM_UP``.
     """
 
     residual: Residual = "conserving"
     rank: int = 1
     momentum: float = 0.0
+    masked: bool = True
     local_norm: float = 0.0
     warm_up: int = 0
 

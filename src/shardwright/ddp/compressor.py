@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -14,19 +14,12 @@ from torch import Tensor
 
 from shardwright.core.compression import is_low_rank
 from shardwright.ddp.methods import METHODS, Exchanged, Load, Lot, scatter, wire_bytes
+from shardwright.ddp.selecting import Selector, are_finite, drawing
 from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import Wire
 from shardwright.errors import InputError
-from shardwright.runtime.compression import (
-    MOST_ELEMENTS,
-    above,
-    all_finite,
-    largest,
-    sampled_threshold,
-)
+from shardwright.runtime.compression import MOST_ELEMENTS, all_finite
 
-SAMPLED = 0.01  # share of elements that a threshold is estimated from (Deep Gradient Compression)
-LEAST_SAMPLE = 1024
 VERSION = 1
 _STATES = ("residual", "velocity", "factor")
 
@@ -68,8 +61,7 @@ class Compressor:
         self.skipped = 0
         self._kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in _STATES}
         self._waiting: list[_Taken] = []
-        # Of a unit: the step that made its threshold, and the threshold.
-        self._thresholds: dict[str, tuple[int, float]] = {}
+        self._selector = Selector(settings, wire.rank)
 
     def average(self, gradients: Mapping[str, Tensor], *, is_last: bool = True) -> None:
         """Replace gradients by their means over all ranks; ``is_last``: this ends the step.
@@ -162,10 +154,10 @@ class Compressor:
         if not gradients:
             return None, None, {}
         velocities = self._velocities(gradients)
-        flat = self._with_residuals(velocities)
-        if not bool(all_finite(flat)):
+        flat, near = self._with_residuals(velocities)
+        if not are_finite(flat, {name: len(one) for name, one in velocities.items()}, near):
             flat.fill_(math.nan)  # which every method hands on to all ranks
-        lot = self._lot(flat, gradients)
+        lot = self._lot(flat, gradients, near)
         return lot, METHODS[self.settings.method].begin(lot), velocities
 
     def _exchange(self, taken: Sequence[_Taken]) -> None:
@@ -212,9 +204,10 @@ class Compressor:
         norm = torch.linalg.vector_norm(gradient, dtype=wide)  # squares of halves overflow
         return (self.settings.clip * math.sqrt(share) / norm).clamp(max=1.0)
 
-    def _with_residuals(self, velocities: Mapping[str, Tensor]) -> Tensor:
+    def _with_residuals(self, velocities: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is to be sent, one behind the other, in memory of its own: of what is not sent the next
-        residuals are made."""
+        residuals are made. And where the largest elements of a parameter are, as far as that is known."""
+        near = dict[str, Tensor]()
         sizes, given = [len(one) for one in velocities.values()], list(velocities.values())
         flat = torch.empty(sum(sizes), dtype=given[0].dtype, device=given[0].device)
         for part, (name, velocity) in zip(flat.split(sizes), velocities.items(), strict=True):
@@ -227,10 +220,14 @@ class Compressor:
                     f"the residual of {name} has {len(residual)} elements, but its gradient has "
                     f"{len(velocity)}; load the state that was saved with this model"
                 )
-            torch.add(residual.to(velocity), velocity, out=part)
-        return flat
+            found = self._selector.add(name, residual.to(velocity), velocity, part)
+            if found is not None:
+                near[name] = found
+        return flat, near
 
-    def _lot(self, flat: Tensor, gradients: Mapping[str, Tensor]) -> Lot:
+    def _lot(
+        self, flat: Tensor, gradients: Mapping[str, Tensor], near: Mapping[str, Tensor]
+    ) -> Lot:
         """Return the units: parameters, or all of the bucket."""
         names, shapes = list(gradients), [gradient.shape for gradient in gradients.values()]
         kept = [self.settings.kept_at(self.step, n, s.numel()) for n, s in zip(names, shapes)]
@@ -241,28 +238,13 @@ class Compressor:
             )
         if self.settings.is_sparse and self.settings.scope == "bucket":
             names, shapes, kept = ["\n".join(names)], [flat.shape], [sum(kept)]
-        lot = Lot(flat, names, shapes, kept, self.settings, self._select, self.wire.size)
+        select = partial(self._selector.select, step=self.step, near=near)
+        lot = Lot(flat, names, shapes, kept, self.settings, select, self.wire.size)
         if len(names) == len(gradients):
             _put_in_place(lot, list(gradients.values()))
         if self.settings.method == "powersgd":
             lot.factors = {n: self._factor(n, s, flat) for n, s in zip(names, shapes, strict=True)}
         return lot
-
-    def _select(self, unit: Tensor, count: int, name: str) -> Tensor:
-        """Return the indices of the largest elements, in the way asked for."""
-        kind = self.settings.selection
-        if kind == "exact" or count == len(unit) or bool(unit[0].isnan()):
-            return largest(unit, count)
-        if kind == "sample":
-            sample = min(len(unit), max(LEAST_SAMPLE, round(SAMPLED * len(unit))))
-            generator = self._generator(f"{self.step} {self.wire.rank} {name}")
-            return above(unit, sampled_threshold(unit, count, sample, generator), count)
-        made, threshold = self._thresholds.get(name, (-math.inf, 0.0))
-        if self.step < made + self.settings.threshold_steps:
-            return above(unit, threshold, count)
-        found = largest(unit, count)
-        self._thresholds[name] = (self.step, float(unit[found].abs().min()))
-        return found
 
     def _factor(self, name: str, shape: torch.Size, flat: Tensor) -> Tensor:
         """Return PowerSGD's right factor: that of the last step, or one drawn, equal on all ranks."""
@@ -270,13 +252,9 @@ class Compressor:
         kept = self._kept["factor"].get(name)
         if self.settings.warm_start and kept is not None and bool(kept.any()):
             return kept.to(flat)
-        generator = self._generator(f"{self.step} {name}")
+        generator = drawing(self.settings.seed, f"{self.step} {name}")
         form = (columns, min(rows, columns, self.settings.rank))
         return torch.randn(form, generator=generator, dtype=flat.dtype).to(flat.device)
-
-    def _generator(self, what: str) -> torch.Generator:
-        digest = hashlib.sha256(f"{self.settings.seed} {what}".encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def _commit(self, taken: _Taken, found: Exchanged) -> None:
         """Put means in the place of gradients, and keep what this step leaves behind."""
@@ -285,11 +263,9 @@ class Compressor:
             scatter(lot.means, list(taken.packed.values()))
         if self.settings.residual != "none":
             self._kept["residual"].update(zip(taken.packed, found.owed.split(sizes), strict=True))
-        if self.settings.momentum and found.sent is not None:
-            velocity = torch.cat(list(taken.velocities.values()))
-            velocity[found.sent] = 0
-            parts = map(torch.clone, velocity.split(sizes))
-            self._kept["velocity"].update(zip(taken.packed, parts, strict=True))
+        if self.settings.momentum:
+            sent = found.sent if self.settings.masked else None
+            self._kept["velocity"].update(_masked(taken.velocities, sent))
         if self.settings.method == "powersgd" and self.settings.warm_start:
             self._kept["factor"].update(lot.factors)
 
@@ -299,7 +275,7 @@ class Compressor:
             "version": VERSION,
             "ranks": self.wire.size,
             "step": self.step,
-            "thresholds": dict(self._thresholds),
+            "thresholds": dict(self._selector.thresholds),
         } | {
             kind: {name: one.clone() for name, one in kept.items()}
             for kind, kept in self._kept.items()
@@ -318,7 +294,9 @@ class Compressor:
                 "of all ranks to shardwright.ddp.hooks.reshared first"
             )
         self.step = int(state["step"])
-        self._thresholds = {name: (at, size) for name, (at, size) in state["thresholds"].items()}
+        self._selector.thresholds = {
+            name: (at, size) for name, (at, size) in state["thresholds"].items()
+        }
         for kind, kept in self._kept.items():
             kept.clear()
             kept.update({name: one.clone() for name, one in state[kind].items()})
@@ -344,6 +322,15 @@ def reshared(states: Sequence[Mapping[str, Any]], ranks: int) -> list[State]:
     shared = dict(first) | {"ranks": ranks, "thresholds": {}}
     shared |= {kind: _means([state[kind] for state in states]) for kind in ("residual", "velocity")}
     return [dict(shared) for _ in range(ranks)]
+
+
+def _masked(velocities: Mapping[str, Tensor], sent: Tensor | None) -> dict[str, Tensor]:
+    """Return flat velocities that begin anew at those places of all of them where something was sent."""
+    if sent is None:
+        return dict(velocities)
+    flat = torch.cat(list(velocities.values())).index_fill_(0, sent, 0)
+    parts = flat.split([len(one) for one in velocities.values()])
+    return {name: one.clone() for name, one in zip(velocities, parts, strict=True)}
 
 
 def _means(terms: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

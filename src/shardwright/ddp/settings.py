@@ -34,8 +34,9 @@ class Compression:
 
     ``residual``: what is not sent is added to the next gradient (``conserving``); ``paper`` is the
     published rule of gTop-k, which loses what is dropped while merging; ``none`` forgets it.
-    ``momentum`` runs before the selection and is masked where something was sent (momentum
-    correction), and behind the sum of what travels whole: the optimizer must then have none. ``clip`` bounds the norm of the gradient that
+    ``momentum`` runs before the selection (momentum correction), and behind the sum of what travels whole: the
+    optimizer must then have none. ``masked``: it begins anew where something was sent, as published; else what
+    is applied and owed is what the optimizer's momentum would have applied, to rounding. ``clip`` bounds the norm of the gradient that
     all ranks together put in: each parameter of each rank gets its share by size.
 
     The first ``dense_steps`` steps, and parameters of fewer than ``dense_below`` elements, travel as
@@ -52,6 +53,7 @@ class Compression:
     threshold_steps: int = 32
     residual: Residual = "conserving"
     momentum: float = 0.0
+    masked: bool = True
     clip: float = 0.0
     dense_steps: int = 0
     dense_below: int = 1024
@@ -68,8 +70,12 @@ class Compression:
             )
         if self.momentum and not self.is_sparse:
             raise InputError(
-                f"momentum is masked where elements are sent, but {self.method} sends all; leave it to "
+                f"momentum runs before elements are selected, but {self.method} sends all; leave it to "
                 "the optimizer"
+            )
+        if not self.masked and not self.momentum:
+            raise InputError(
+                "what is not masked is a momentum before the selection, but there is none; give momentum=0.9"
             )
 
     def _check_words(self) -> None:

@@ -118,6 +118,30 @@ def merged(one: Sparse, other: Sparse, counts: Sequence[int]) -> tuple[Sparse, l
     The operator of gTop-k (Shi et al., ICDCS 2019). It is not associative. Equal magnitudes keep the
     lower index, so that whoever merges the same two in the same order has the same bits.
     """
+    if one.values.device.type == "cpu" and one.values.dtype in NUMPYS:
+        return _merged_in_order(one, other, counts)
+    return _merged_by_sorting(one, other, counts)
+
+
+def _merged_in_order(
+    one: Sparse, other: Sparse, counts: Sequence[int]
+) -> tuple[Sparse, list[Sparse]]:
+    from shardwright.runtime.merges import merge_units  # compiles, which others need not wait for
+
+    kept = Sparse(torch.zeros_like(one.indices), torch.zeros_like(one.values))
+    rest = Sparse(torch.empty_like(one.indices), torch.empty_like(one.values))
+    first, second, most_of, rest_of = (
+        (each.indices.numpy(), each.values.numpy()) for each in (one, other, kept, rest)
+    )
+    sizes = np.array(counts, np.int64)
+    left = merge_units(first, second, sizes, most_of, rest_of).tolist()
+    most = sum(left)
+    return kept, split(Sparse(rest.indices[:most], rest.values[:most]), left)
+
+
+def _merged_by_sorting(
+    one: Sparse, other: Sparse, counts: Sequence[int]
+) -> tuple[Sparse, list[Sparse]]:
     begins, of_one = _begins(one, counts), len(one.indices)
     keys = torch.cat([one.indices | begins, other.indices | begins])
     keys, order = torch.sort(keys, stable=True)
@@ -154,6 +178,15 @@ def _begins(sparse: Sparse, counts: Sequence[int]) -> Tensor:
 
 def is_among(mine: Sparse, others: Sparse, counts: Sequence[int]) -> Tensor:
     """Return which elements of a selection another one of equal units has, too."""
+    if mine.indices.device.type == "cpu":
+        from shardwright.runtime.merges import places_among  # compiles, as above
+
+        sides = mine.indices.numpy(), others.indices.numpy()
+        return torch.from_numpy(places_among(*sides, np.array(counts, np.int64)))
+    return _is_among_sorted(mine, others, counts)
+
+
+def _is_among_sorted(mine: Sparse, others: Sparse, counts: Sequence[int]) -> Tensor:
     begins = _begins(mine, counts)
     keys, theirs = mine.indices | begins, (others.indices | begins).sort().values
     at = torch.searchsorted(theirs, keys).clamp_(max=max(0, len(theirs) - 1))

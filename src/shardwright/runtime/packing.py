@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -36,12 +37,21 @@ class Pack(Protocol):
     def __call__(self, owed: Tensor, size: int) -> tuple[Tensor, Tensor]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The velocity that runs before a selection, its momentum, and whether it begins anew where something was sent."""
+
+    velocity: Tensor
+    momentum: float
+    is_masked: bool
+
+
 def packed(
     pack: Pack, transform: Transform, tensors: Sequence[Tensor], results: Sequence[Value]
 ) -> list[Tensor]:
     """Add gradients to their residuals, and pack what these are then; what that loses stays in them."""
     states, momentum = transform.count("states", 1), transform.number("momentum", 0)
-    bound = transform.number("bound", 0)
+    bound, is_masked = transform.number("bound", 0), bool(transform.number("masked", 0))
     count = len(tensors) // (1 + states)
     kept = tensors[count:]
     nothing = [None] * count
@@ -53,7 +63,8 @@ def packed(
     ):
         into, dtype = partial(pack, size=math.prod(result.shape)), wide_like(gradient, residual)
         comes = partial(bounded, gradient, bound, dtype)
-        messages.append(_packed_one(into, comes(), residual, (velocity, momentum)))
+        front = None if velocity is None else Front(velocity, momentum, is_masked)
+        messages.append(_packed_one(into, comes(), residual, front))
     return [*messages, *kept]
 
 
@@ -61,21 +72,22 @@ def _packed_one(
     pack: Callable[[Tensor], tuple[Tensor, Tensor]],
     comes: Tensor,
     residual: Tensor | None,
-    front: tuple[Tensor | None, float],
+    front: Front | None,
 ) -> Tensor:
-    """Pack what comes of one gradient; ``front`` is the velocity before the selection, and its momentum."""
-    velocity, momentum = front
-    if velocity is not None:
-        comes = velocity * momentum + comes
+    """Pack what comes of one gradient."""
+    if front is not None:
+        comes = front.velocity * front.momentum + comes
     owed = (comes if residual is None else residual + comes).view(-1)
     message, lost = pack(owed)
     # Where a gradient is not finite all ranks learn of it, and nothing is owed because of it.
     is_finite = all_finite(owed)
     if residual is not None:
         _keep(residual, lost, is_finite)
-    if velocity is not None:
-        is_left = (lost != 0) | (owed == 0)
-        _keep(velocity, comes.view(-1) * is_left, is_finite)
+    if front is not None:
+        runs_on = comes.view(-1)
+        if front.is_masked:
+            runs_on = runs_on * ((lost != 0) | (owed == 0))
+        _keep(front.velocity, runs_on, is_finite)
     return message
 
 

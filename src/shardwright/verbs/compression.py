@@ -46,6 +46,7 @@ def feedback_of(request: Request) -> Feedback:
         residual=cast(Residual, request.residual),
         rank=request.rank,
         momentum=request.momentum,
+        masked=not request.unmasked,
         local_norm=request.local_norm,
         warm_up=request.warm_up,
     )

@@ -45,27 +45,26 @@ class Request:
     ``Training`` follow from the fields here. None means: the model's or machine's own.
     ``memory_limit`` and ``deadline`` are bytes and seconds, or text with a unit.
 
-    ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what is,
-    ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every device
-    multiplies in it faster than in float32, else float32; ``float16`` is mixed too and scales the
-    loss; ``fp8`` is bfloat16 with linear maps multiplied in 8-bit floats, scaled by tensor or
-    (``fp8-row``) by row. Gradients are scaled down to a global norm of ``clip``. ``accumulation``
-    ``own`` is the parameters' dtype. Gradients travel and are summed between devices in
-    ``gradient_dtype``; with ``error_feedback`` what that loses on a device is added to its next
-    gradient. Or gradients are compressed by a ``compressor``, which feeds back what it loses: ``top-k``
-    sends a ``density`` of their elements; ``residual``, ``rank``, ``momentum``, ``local_norm`` and ``warm_up`` are those
-    of ``core.strategy.Feedback``. Or, with ``allow_compression``, where the planner thinks that it
-    pays; then ``density`` is the least share of its bits that a gradient sends. ``batch_norm``: statistics over each device's samples, or over all.
-    ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the one
-    strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that
-    describes it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself; or Markov chains that draw
-    ``proposals``, or as many as they can. After ``seconds``, capturing, measuring and trials included, the
-    answer is the best so far; only capturing and this machine's rates are not cut short. ``spacing``: how far apart, as a share of both time and memory, neighbours on
-    the frontier may be before plans between them are looked for (None: 10 %, and in graphs of more
-    than 1,000 operators nothing is filled). ``trials``: how many plans are tried for some steps on
-    this machine, besides plain data parallelism (0: none; None: 4 where the model has a name).
-    ``costs``: a plan file that was tuned on the cluster, for the factors in it. ``loader``: whose rates are measured
-    here and are then those of the cluster's ranks and hosts.
+    ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what is, ``never`` nothing.
+    ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every device multiplies in it faster than in
+    float32, else float32; ``float16`` is mixed too and scales the loss; ``fp8`` is bfloat16 with linear maps
+    multiplied in 8-bit floats, scaled by tensor or (``fp8-row``) by row. Gradients are scaled down to a global norm
+    of ``clip``. ``accumulation`` ``own`` is the parameters' dtype. Gradients travel and are summed between devices in
+    ``gradient_dtype``; with ``error_feedback`` what that loses on a device is added to its next gradient. Or
+    gradients are compressed by a ``compressor``, which feeds back what it loses: ``top-k`` sends a ``density`` of
+    their elements; ``residual``, ``rank``, ``momentum``, ``unmasked``, ``local_norm`` and ``warm_up`` are those of
+    ``core.strategy.Feedback``. Or, with ``allow_compression``, where the planner thinks that it pays; then
+    ``density`` is the least share of its bits that a gradient sends. ``batch_norm``: statistics over each device's
+    samples, or over all. ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the
+    one strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes
+    it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself; or
+    Markov chains that draw ``proposals``, or as many as they can. After ``seconds``, capturing, measuring and trials
+    included, the answer is the best so far; only capturing and this machine's rates are not cut short. ``spacing``:
+    how far apart, as a share of both time and memory, neighbours on the frontier may be before plans between them are
+    looked for (None: 10 %, and in graphs of more than 1,000 operators nothing is filled). ``trials``: how many plans
+    are tried for some steps on this machine, besides plain data parallelism (0: none; None: 4 where the model has a
+    name). ``costs``: a plan file that was tuned on the cluster, for the factors in it. ``loader``: whose rates are
+    measured here and are then those of the cluster's ranks and hosts.
     """
 
     global_batch: int | None = option(
@@ -138,14 +137,15 @@ class Request:
     )
     momentum: float = option(
         0.0,
-        "Momentum before top-k or gtop-k selects, masked where something was sent; the optimizer must have "
-        "the same, for what travels whole, or none (memory: one gradient).",
+        "Momentum before top-k or gtop-k selects, which begins anew where something was sent; the optimizer must "
+        "have the same, for what travels whole, or none (memory: one gradient).",
         "--gradient-momentum",
     )
+    unmasked: bool = option(
+        False, "That momentum runs on where something was sent.", "--gradient-momentum-unmasked"
+    )
     local_norm: float = option(
-        0.0,
-        "The largest norm of what all devices together put in before gradients are compressed (0: any).",
-        "--gradient-local-norm",
+        0.0, "The largest norm devices put in before compression (0: any).", "--gradient-local-norm"
     )
     warm_up: int = option(
         0,

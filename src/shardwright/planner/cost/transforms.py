@@ -71,7 +71,7 @@ _WORK = {
     "top-k": _Work(14, 7e-9, 17),
     "int8": _Work(15, 5.2e-9, 19),
     "1-bit": _Work(30, 19e-9, 30),
-    "merge": _Work(28, 300e-9, 200),  # by elements kept
+    "merge": _Work(28, 220e-9, 200),  # by elements kept
     "take back": _Work(20, 120e-9, 80),
     "left factor": _Work(10, 0.6e-9, 6),
     "right factor": _Work(10, 0.1e-9, 1),
@@ -132,8 +132,10 @@ def _pack(
         elements, width = math.prod(one.shape), _wide_bytes(one)
         density = _density(values[pack].shape[0], elements, width)
         costs.append(pack_cost(transform.name, elements, width, kind, table, density))
-    # A velocity is read, written and masked; a norm reads a gradient, and bounding it writes one.
-    passes = 6 * (transform.number("momentum", 0) > 0) + 3 * (transform.number("bound", 0) > 0)
+    # A velocity is read and written, and with a mask read and written again; a norm reads a gradient, and
+    # bounding it writes one.
+    passes = (4 + 2 * transform.number("masked", 0)) * (transform.number("momentum", 0) > 0)
+    passes += 3 * (transform.number("bound", 0) > 0)
     more = sum(math.prod(one.shape) * _wide_bytes(one) for one in packed)
     return total([*costs, Cost(seconds=memory_seconds(passes * more, kind))])
 

@@ -119,7 +119,7 @@ class Lot:
         if states != 1:
             found["states"] = states
         if feedback.momentum:
-            found["momentum"] = feedback.momentum
+            found |= {"momentum": feedback.momentum, "masked": int(feedback.masked)}
         if feedback.local_norm:
             found["bound"] = feedback.local_norm / math.sqrt(self.ranks * self._trained())
         return found
