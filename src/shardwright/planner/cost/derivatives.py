@@ -83,6 +83,10 @@ PRODUCTS = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "mul", "
                       "conv_transpose2d", "conv_transpose3d"})  # fmt: skip
 
 
+# Recurrences by what runs them; of every layer it keeps so many times its outputs, and so much before the first step.
+RECURRENCES = {"lstm": "fused", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
+KEPT_OF_LAYERS = {"fused": (16.5, 14.4), "LSTM": (8.0, 0.0), "GRU": (8.0, 0.0), "RNN": (2.0, 0.0)}
+
 # Whose operands' gradients are their result's or parts of it, without a copy.
 PASSES_PARTS = frozenset({"cat", "concat", "stack", "sum"})
 PASSES_ALL = frozenset({"add", "add_", "clone"})
@@ -94,6 +98,16 @@ def base_kind(kind: str) -> str:
     if parts[0] in MODULES:
         return OPAQUE
     return parts[1] if len(parts) > 1 else kind
+
+
+def recurrence(graph: OperatorGraph, operator: Operator) -> str:
+    """Return what runs a recurrence on CPUs, "" for other operators: LSTM (in double precision, and packed), GRU or RNN
+    as PyTorch composes them, or ``fused``: oneDNN's LSTM."""
+    bare = base_kind(operator.kind)
+    if bare == "packed_recurrence":
+        return str(operator.attribute("mode", "LSTM")).split("_")[0]
+    is_double = bare == "lstm" and graph.tensors[operator.inputs[0]].dtype == "float64"
+    return "LSTM" if is_double else RECURRENCES.get(bare, "")
 
 
 def is_view(bare: str) -> bool:
@@ -289,12 +303,10 @@ def _recurrent(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]
     """What kernels keep of every layer, as multiples of its outputs, which are among them: gates and states as PyTorch
     composes them of operators, what oneDNN keeps of an LSTM, states before the first step with it; and of sequences
     whose first dim is samples a copy."""
-    floats = _floating(graph, operator.inputs)
-    layers, bare = operator.attribute("num_layers", 1), base_kind(operator.kind)
+    floats, layers = _floating(graph, operator.inputs), operator.attribute("num_layers", 1)
     depth = layers if isinstance(layers, int) else 1
     is_first = operator.attribute("batch_first") is True
-    fused = bare == "lstm" and graph.tensors[operator.inputs[0]].dtype != "float64"
-    each, before = (16.5, 14.4) if fused else (2.0 if bare.startswith("rnn") else 8.0, 0.0)
+    each, before = KEPT_OF_LAYERS[recurrence(graph, operator)]
     size = DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
 
     def extra(inputs: Shapes, outputs: Shapes) -> int:
@@ -320,6 +332,5 @@ SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]]
     "max_pool2d_with_indices": _max_pool, "adaptive_avg_pool2d": _global_pool, "topk": _indices,
     "sort": _indices, "max": _indices, "min": _indices, "logsumexp": _input_and_output, "norm":
     _input_and_output, "linalg_vector_norm": _input_and_output, "prod": _input_and_output,
-    OPAQUE: _opaque, "lstm": _recurrent, "gru": _recurrent, "rnn_tanh": _recurrent, "rnn_relu": _recurrent,
-    "packed_recurrence": _recurrent,
+    OPAQUE: _opaque, **dict.fromkeys((*RECURRENCES, "packed_recurrence"), _recurrent),
 }  # fmt: skip
