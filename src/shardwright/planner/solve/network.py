@@ -53,7 +53,7 @@ class Network:
         self._scopes = [scope for scope, _ in kept]
         self._places = _Places(self._sizes, self._scopes, self._base)
         self._fixed = [int(self._base[n]) for n, scope in enumerate(self._scopes) if not scope]
-        self._plan = planned(self._sizes, self._scopes, self._base, self._columns.shape[1])
+        self._plan = planned(self._sizes, tuple(self._scopes))
 
     @property
     def is_wide(self) -> bool:
