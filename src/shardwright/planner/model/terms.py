@@ -42,6 +42,8 @@ def term(variables: Sequence[int | None], columns: Columns, blocks: tuple[int, .
     columns = columns[(slice(None), *[0 if v is None else slice(None) for v in variables])]
     axes = [variable for variable in variables if variable is not None]
     scope = sorted(set(axes))
+    if axes == scope:
+        return Term(tuple(scope), columns, blocks)
     names = dict(zip(scope, "abcdefgh", strict=False))
     given, wanted = ("".join(names[variable] for variable in of) for of in (axes, scope))
     return Term(tuple(scope), np.einsum(f"k{given}->k{wanted}", columns), blocks)
