@@ -47,10 +47,11 @@ def repeat_layers(
         here = layers.of(name)
         known = dict(zip(_outputs(spans[2]), previous, strict=True))
         known |= {owned[one]: owned[_moved(one, third, here)] for one in own}
+        known |= zip(last, map(_renewed, last), strict=True)
         for record in spans[3]:
             path = tuple([_moved(one, third, here) for one in record.path])
             copy = replace(record, name=_later(record.name, strides, number + 1), path=path)
-            made.append(_anew(copy, known))
+            made.append(_with(copy, known))
         previous = [known[value] for value in last]
     count, known = len(layers.repeated), dict(zip(last, previous, strict=True))
     tail = [replace(one, name=_later(one.name, strides, count)) for one in spans[4]]
@@ -179,21 +180,22 @@ def _number(records: Span) -> None:
             value.producer = place
 
 
-def _anew(record: Record, values: dict[Value, Value]) -> Record:
-    """Return a record of other values that makes values of its own: ``values`` are told."""
-    outputs = tuple([Value(one.meta) for one in record.outputs])
-    values |= dict(zip(record.outputs, outputs, strict=True))
-    return _with(replace(record, outputs=outputs), values)
+def _renewed(value: Value) -> Value:
+    return Value(value.meta)
 
 
 def _with(record: Record, values: Mapping[Value, Value]) -> Record:
-    """Return a record of other values."""
+    """Return a record that reads and makes other values."""
 
     def change(value: Value) -> Value:
         return values.get(value, value)
 
-    kwargs = {key: map_values(one, change) for key, one in record.kwargs.items()}
-    return replace(record, args=tuple(map_values(list(record.args), change)), kwargs=kwargs)
+    return replace(
+        record,
+        args=tuple(map_values(list(record.args), change)),
+        kwargs={key: map_values(one, change) for key, one in record.kwargs.items()},
+        outputs=tuple(map(change, record.outputs)),
+    )
 
 
 def _outputs(records: Sequence[Record]) -> list[Value]:
