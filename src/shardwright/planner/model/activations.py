@@ -31,7 +31,7 @@ from shardwright.planner.model.terms import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions, Statement
+    from shardwright.planner.model.decisions import Copy, Decisions, Statement
     from shardwright.planner.model.domains import Dims
     from shardwright.planner.space.configs import Pair
 
@@ -71,6 +71,8 @@ class _Copies:
         inside = {context.facts.ties.block[r] for r in graph.consumers[flow.tensor]}
         self.switch = decisions.mode_of.get(lead) if len(inside) == 1 else None
         self.modes = decisions.modes if self.switch is not None else (KEEP,)
+        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.once, self.kept)
+        self._tables, self._known = statement.copies.setdefault(kind, ({}, {}))
 
     def _key(self, pair: Pair) -> Key:
         return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
@@ -163,12 +165,10 @@ class _Copies:
         """
         made = list(zip(self.sources, self.open_axes, strict=True))
         whole = tuple([mode.whole and all(map(mode.repeats, readers)) for mode in self.modes])
-        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.once, self.kept)
-        key = (kind, tuple(made), tuple(wanted), skip, whole, self.switch is None)
-        known = self.statement.copies
-        if key not in known:
-            known[key] = self._worked_out(made, wanted, skip, whole)
-        return known[key]
+        key = (tuple(made), tuple(wanted), skip, whole, self.switch is None)
+        if key not in self._tables:
+            self._tables[key] = self._worked_out(made, wanted, skip, whole)
+        return self._tables[key]
 
     def _worked_out(
         self, made: list[tuple[Key, Axes]], wanted: list[Key], skip: frozenset[Key],
@@ -181,7 +181,10 @@ class _Copies:
         for (source, axes), i in places.items():
             for target, j in columns.items():
                 if source != target and target not in skip:
-                    crossings[:, i, j] = self._crossing(source, axes, target)
+                    way = (source, axes, target)
+                    if way not in self._known:
+                        self._known[way] = self._crossing(*way)
+                    crossings[:, i, j] = self._known[way]
         table = self._by_mode(*crossings, whole)
         row = [places[entry] for entry in made]
         column = [columns[key] for key in wanted]
@@ -203,8 +206,8 @@ class _Copies:
         table[EACH, never] = math.inf
         return table
 
-    def _crossing(self, source: Key, axes: Axes, target: Key) -> tuple[float, float, int]:
-        """Return the seconds of one copy, forward and backward, and the bytes it adds until backward."""
+    def _crossing(self, source: Key, axes: Axes, target: Key) -> Copy:
+        """Return what one copy takes."""
         wires, way = self.decisions.wires, (self.shape, self.spec.dtype)
         forward, backward = wires.moving(*way, source[0], target[0]), 0.0
         if source[1] is not None and target[1] is not None:

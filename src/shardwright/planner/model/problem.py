@@ -23,6 +23,7 @@ from shardwright.planner.model.domains import Dims
 from shardwright.planner.model.facts import Shapes
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.parameters import parameter_config, state_parameters
+from shardwright.planner.model.prices import Seconds
 from shardwright.planner.model.terms import (
     EACH,
     FLIGHT,
@@ -69,7 +70,7 @@ class Problem(Decisions):
     def forget_terms(self) -> None:
         """Drop the tables once solved: what remains can still spell out assignments."""
         _ = self.sizes, self.level_of  # which stay
-        for name in ("statement", "network"):
+        for name in ("statement", "network", "_known"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -106,9 +107,7 @@ class Problem(Decisions):
         block = context.facts.ties.block[index]
         modes = self.modes_of(block)
         columns = np.zeros((NUM_COLUMNS, len(self.domains[index]), len(modes)))
-        for choice, dims in enumerate(self.domains[index]):
-            inputs, outputs = self.local(index, dims)
-            seconds = context.prices.seconds(index, inputs, outputs)
+        for choice, (inputs, outputs, seconds) in enumerate(self._shards(index)):
             kept = self._kept(index, inputs, outputs)
             across = sum(
                 tensor_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
@@ -126,6 +125,18 @@ class Problem(Decisions):
         lead = context.facts.ties.class_of(block)
         blocks = context.facts.ties.classes[lead]
         return term((self.config_of[index], self.mode_of.get(lead)), columns, blocks)
+
+    def _shards(self, index: int) -> list[tuple[Shapes, Shapes, Seconds]]:
+        """Return an operator's local shapes under every config, and what it takes; those of a sort share them."""
+        context, sort = self.context, self.context.prices.sort(index)
+        if sort not in self._known:
+            local = [self.local(index, dims) for dims in self.domains[index]]
+            self._known[sort] = [(*one, context.prices.seconds(index, *one)) for one in local]
+        return self._known[sort]
+
+    @cached_property
+    def _known(self) -> dict[int, list[tuple[Shapes, Shapes, Seconds]]]:
+        return {}
 
     def _kept(self, index: int, inputs: Shapes, outputs: Shapes) -> list[tuple[int, int]]:
         """Return the bytes that an operator pays for, each with the operator that makes them."""
