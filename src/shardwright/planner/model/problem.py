@@ -30,11 +30,11 @@ from shardwright.planner.model.terms import (
     NUM_COLUMNS,
     ONCE,
     TRANSIENT,
+    ByBlock,
     Term,
     Weights,
     factor_graph,
     network,
-    per_block,
     term,
 )
 from shardwright.planner.solve.elimination import Elimination
@@ -70,7 +70,7 @@ class Problem(Decisions):
     def forget_terms(self) -> None:
         """Drop the tables once solved: what remains can still spell out assignments."""
         _ = self.sizes, self.level_of  # which stay
-        for name in ("statement", "network", "_known"):
+        for name in ("statement", "network", "_known", "_by_block"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -177,7 +177,11 @@ class Problem(Decisions):
 
     def per_block(self, assignment: tuple[int, ...]) -> NDArray[np.float64]:
         """Return what an assignment costs in every block, by column."""
-        return per_block(self.statement.terms, assignment, len(self.context.facts.ties.ranges))
+        return self._by_block.of(assignment)
+
+    @cached_property
+    def _by_block(self) -> ByBlock:
+        return ByBlock(self.sizes, self.statement.terms, len(self.context.facts.ties.ranges))
 
     def dims(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Dims, ...]:
         """Return every operator's dims, each block following its own assignment."""
