@@ -45,7 +45,7 @@ class MessageCosts:
         }
         self._groups[()] = [((mesh.devices[0],), 1)]
         self._has_burdens = is_measured(table)
-        self.parameters: dict[object, NDArray[np.float64]] = {}
+        self.parameters: dict[object, tuple[NDArray[np.float64], float]] = {}
 
     @remembered
     def message(self, primitive: str, axes: Axes, num_bytes: int) -> float:
