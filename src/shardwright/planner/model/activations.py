@@ -185,15 +185,14 @@ class _Copies:
                     if way not in self._known:
                         self._known[way] = self._crossing(*way)
                     crossings[:, i, j] = self._known[way]
-        table = self._by_mode(*crossings, whole)
+        table = self._by_mode(crossings, whole)
         row = [places[entry] for entry in made]
         column = [columns[key] for key in wanted]
         return table[:, np.array(row)[:, None], np.array(column)[None, :]]
 
-    def _by_mode(
-        self, forward: Columns, backward: Columns, size: Columns, whole: tuple[bool, ...]
-    ) -> Columns:
+    def _by_mode(self, crossings: Columns, whole: tuple[bool, ...]) -> Columns:
         """Return columns over modes as well; those that are ``whole`` need the copy once more."""
+        forward, backward, size = crossings
         both = forward + backward
         table = np.zeros((NUM_COLUMNS, *both.shape, len(self.modes)))
         for number, mode in enumerate(self.modes):

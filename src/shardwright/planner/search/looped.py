@@ -42,15 +42,11 @@ Floats = NDArray[np.float64]
 
 def tighten(pool: Pool) -> None:
     """Prove more of the arrangements that set the bound of the fastest plan, the weakest first, as long as that
-    raises it and the gap is more than the doubt about the plan. Arrangements without stages, and what is too wide to be solved exactly, stay as they are.
-
-    Those that take enough stay as they are too; what is above one of them, with the fewest chunks, sets no bound.
-    """
+    raises it and the gap is more than the doubt about the plan. Arrangements without stages, and what is too wide to be solved exactly, stay as they are."""
     fitting = [one for one in pool.fitting if not one.strategy.pipeline.splits_backward]
     chunks = max(fitting[0].strategy.chunks, 2) if fitting else 0
     enough = pool.fastest * (1 - pool.apart)
-    rest = [one.seconds(2) for one in pool.bounds if one.seconds(chunks) >= enough]
-    useful = min(rest, default=math.inf)
+    useful = _useful(pool, chunks, enough)
     while chunks and not pool.stopped():
         one = pool.bounds.weakest(chunks)
         if one is None or one.is_tight(chunks) or one.seconds(chunks) >= enough:
@@ -61,6 +57,13 @@ def tighten(pool: Pool) -> None:
         seconds = least_looped(problem, arrangement, most, pool.room, ends)
         pool.bounds.note(replace(one, looped=seconds, most=most))
         pool.tell(0.9, "proving")
+
+
+def _useful(pool: Pool, chunks: int, enough: float) -> float:
+    """Return which seconds set no bound: those of an arrangement that takes enough and stays as it is, with the
+    fewest chunks."""
+    rest = [one.seconds(2) for one in pool.bounds if one.seconds(chunks) >= enough]
+    return min(rest, default=math.inf)
 
 
 def least_looped(

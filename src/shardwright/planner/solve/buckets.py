@@ -34,6 +34,11 @@ def strides(shape: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
+def num_cells(sizes: Sequence[int], scope: Iterable[int]) -> int:
+    """Return how many cells a table over some variables has."""
+    return math.prod([sizes[variable] for variable in scope])
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Buckets:
     """An elimination's order and tables, as ``kernels.eliminate`` takes them."""
@@ -89,7 +94,7 @@ class _Draft:
         self._moves: list[int] = []
         for scope in scopes:
             self._enter(scope, self.free)
-            self.free += math.prod(sizes[v] for v in scope)
+            self.free += num_cells(sizes, scope)
 
     def _enter(self, scope: Scope, place: int) -> None:
         for variable in scope:
@@ -100,7 +105,7 @@ class _Draft:
     def _add_up(self, tables: Sequence[tuple[Scope, int]], variable: int, others: Scope) -> int:
         """Plan a step: sum tables, and minimise over a variable, -1 for none; return where its table begins."""
         sizes, begin = self._sizes, self.free
-        count = math.prod(sizes[v] for v in others)
+        count = num_cells(sizes, others)
         size = 1 if variable < 0 else sizes[variable]
         onto = -1 if variable < 0 else self._alike.get(others, -1)
         self._rows.append([variable, size, count, begin, *self._ends(), onto])
@@ -121,7 +126,7 @@ class _Draft:
         if not touching:
             return True
         others = tuple(sorted({v for t in touching for v in self._known[t]} - {variable}))
-        count = math.prod(self._sizes[v] for v in others)
+        count = num_cells(self._sizes, others)
         if count * self._sizes[variable] > MAX_CELLS:
             return False
         begin = self._add_up(self._begun(touching, count), variable, others)
@@ -139,7 +144,7 @@ class _Draft:
         tables = [(self._known[number], self._where[number]) for number in touching]
         while len(tables) > 1:
             both = tuple(sorted({*tables[0][0], *tables[1][0]}))
-            if math.prod(self._sizes[v] for v in both) > count:
+            if num_cells(self._sizes, both) > count:
                 break
             tables[:2] = [(both, self._add_up(tables[:2], -1, both))]
         return tables

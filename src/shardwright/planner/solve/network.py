@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.remember import KEPT
-from shardwright.planner.solve.buckets import Floats, Ints, Scope, strides
+from shardwright.planner.solve.buckets import Floats, Ints, Scope, num_cells, strides
 from shardwright.planner.solve.buckets import plan as planned
 from shardwright.planner.solve.core import Core
 from shardwright.planner.solve.exchange import Exchange
@@ -183,7 +183,7 @@ def undominated(
 def _touching(sizes: tuple[int, ...], scopes: tuple[Scope, ...]) -> tuple[Ints, tuple[Ints, ...]]:
     """Return where every variable's tables are listed, and these as ``kernels.prune`` takes them."""
     moves = [strides([sizes[v] for v in scope]) for scope in scopes]
-    base = [0, *accumulate(math.prod(sizes[v] for v in scope) for scope in scopes)]
+    base = [0, *accumulate([num_cells(sizes, scope) for scope in scopes])]
     mentions = [
         (variable, number, axis)
         for number, scope in enumerate(scopes)
