@@ -74,7 +74,7 @@ class Feasibility:
         least = np.minimum.reduceat(problem.usage, problem.first[:-1])
         # A unit of memory weighs such that what nodes can spare compares with a broken pair.
         typical = float(np.mean((most - least) * np.maximum(problem.end - problem.begin, 1)))
-        room = room_of(MOST_NODES // 2 + 2, 4_000_000, int(problem.sizes.max(initial=1)))
+        room = room_of(MOST_NODES // 2 + 2, 4_000_000)
         return Descent(
             problem, own_tables(problem), room, self._prices.best, self.seed + self._num_rounds,
             penalties=(1.0 / max(typical, 1.0), 1.0),

@@ -116,7 +116,7 @@ class _Run:
         self._dual: Dual | None = None
         self._feasibility: Feasibility | None = None
         self._spent, self._tell = spent, tell
-        self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
+        self._room = room_of(MOST_NODES, 8_000_000)
 
     @property
     def dual(self) -> Dual:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from shardwright.report.units import bytes_text
+from shardwright.runtime.cores import of_host
 from shardwright.store import default_path
 from shardwright.verbs.results import Check
 
@@ -49,9 +50,7 @@ def _package(name: str, purpose: str, remedy: str) -> Check:
 
 
 def _cores() -> Check:
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = len(of_host())
     return Check(
         name="cores",
         is_ok=cores >= 2,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.decoder import Decoder
@@ -19,6 +18,7 @@ from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.search import Training
 from shardwright.planner.space import Seed
+from shardwright.planner.space.seeds import BesideData
 from shardwright.verbs.completed import MOST_TOKENS, completed
 from shardwright.verbs.dimensions import (
     Inexpressible,
@@ -93,9 +93,7 @@ WHOLE = ("full", "block", "uniform", "checkpoint", "layer", "all")
 PARTS = re.compile(r"norm|\bact\b|moe|mlp|mla|proj|loss|budget")
 BEFORE_BFLOAT16 = ("V100", "T4", "P40", "1080")
 # Over which axes experts may lie besides data: the fewest that make up their degree.
-BESIDE_DATA: tuple[tuple[Literal["context", "tensor"], ...], ...] = (
-    (), ("context",), ("tensor",), ("context", "tensor"),
-)  # fmt: skip
+BESIDE_DATA: tuple[BesideData, ...] = ((), ("context",), ("tensor",), ("context", "tensor"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +347,7 @@ def _degrees(run: PublishedRun) -> tuple[int, int, int, int, int]:
 
 def _experts_over(
     run: PublishedRun, data: int, tensor: int, context: int
-) -> tuple[int, tuple[Literal["context", "tensor"], ...]]:
+) -> tuple[int, BesideData]:
     """Return over how many data-parallel devices experts lie, and which other axes split them as well: those that
     their degree takes (Megatron-Core's groups of experts may reach over all but the stages)."""
     expert, sizes = run.ep or 1, {"context": context, "tensor": tensor}

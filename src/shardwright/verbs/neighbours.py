@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from shardwright.runtime.cores import of_host
+
 # Of the fields of a processor in /proc/stat, in ticks: user, nice, system, irq, softirq, steal.
 _BUSY = (1, 2, 3, 6, 7, 8)
 # Up to this share nothing is said: a system's own services take as much.
@@ -29,7 +31,7 @@ class Neighbours:
 
     def share(self, living: float = 0.0) -> float:
         """Return which part of the processors they had; ``living``: seconds of children that have not ended."""
-        passed = len(_allowed()) * max(time.monotonic() - self._begin, 1e-9)
+        passed = len(of_host()) * max(time.monotonic() - self._begin, 1e-9)
         return max(0.0, self.seconds - living) / passed
 
     @property
@@ -51,13 +53,7 @@ def _others() -> float:
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/stat").read_text().splitlines():
             name, *_ = fields = line.split()
-            if name[3:].isdigit() and int(name[3:]) in _allowed():
+            if name[3:].isdigit() and int(name[3:]) in of_host():
                 busy += sum(int(fields[place]) for place in _BUSY)
     own = sum(os.times()[:4])  # children that ended among them
     return busy / os.sysconf("SC_CLK_TCK") - own if busy else 0.0
-
-
-def _allowed() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from shardwright.planner.cost.memory import SegmentMemory
 from shardwright.planner.cost.workspaces import backward_workspace, forward_workspace
@@ -132,6 +133,41 @@ def test_recurrences_keep_and_need_what_the_allocator_sees(
     assert backward_workspace(graph, call, values) == pytest.approx(
         backward, abs=0.15 * (weights + kept)
     )
+
+
+class Packed(nn.Module):
+    """A recurrence over sequences that are packed, all of the same length; returns the loss where it stands for a model."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x * self.scale, lengths.cpu(), True, enforce_sorted=False)
+        return pad_packed_sequence(self.layer(packed)[0], True, total_length=x.shape[1])[0].sum()
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_recurrences_over_packed_sequences_keep_what_the_allocator_sees(
+    kind: type[nn.RNNBase],
+) -> None:
+    layer = kind(64, 128, 2, batch_first=True)  # type: ignore[arg-type]
+    x, lengths = torch.randn(16, 32, 64), torch.full((16,), 32)
+    graph = capture(Packed(layer), {"x": x, "lengths": lengths}).graph
+    calls, values = calls_alone(graph), values_alone(graph)
+    kinds = [graph.operators[one.operator].kind for one in calls]
+    place = kinds.index("shardwright.packed_recurrence")
+
+    def run() -> Tensor:
+        packed = pack_padded_sequence(needs, lengths, True, enforce_sorted=False)
+        return pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
+
+    torch.set_num_threads(1)
+    needs = x.requires_grad_()
+    _, left, _ = most(run)
+    made = values[calls[place].results[0]].bytes
+    extra = SegmentMemory(graph, calls, values, ()).storages.extra[place]
+    assert extra == pytest.approx(left - made, rel=0.03, abs=0.1 * made)
 
 
 def test_a_recurrence_of_which_only_the_last_state_is_read_needs_as_much() -> None:

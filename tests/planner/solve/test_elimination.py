@@ -120,11 +120,23 @@ def test_what_many_equal_readers_leave_is_one_table_for_their_neighbours() -> No
     solved = Elimination.of(graph).solve(np.array([(1.0, 0.0)]))
     assert solved.values[0] == pytest.approx(sums.min(), rel=1e-12)
     assert graph.evaluate(solved.assignments[0].tolist())[0] == pytest.approx(sums.min(), rel=1e-12)
-    scopes = list(tables)
-    base = np.cumsum([0, *(cells.size for cells in tables.values())])
-    found = plan(sizes, scopes, base, int(base[-1]))
+    found = plan(sizes, tuple(tables))
     assert found is not None
-    assert len(found.tables[0]) <= len(scopes) + 3  # it would be one more for each reader
+    assert len(found.tables[0]) <= len(tables) + 3  # it would be one more for each reader
+
+
+def test_what_choices_of_others_share_is_added_up_once() -> None:
+    """Six variables of two choices, a table for each pair: the first stands in five, never more than three are added."""
+    rng, sizes = np.random.default_rng(5), (2,) * 6
+    tables = {pair: rng.random((2, 2)) for pair in itertools.combinations(range(6), 2)}
+    graph = FactorGraph(
+        sizes, tuple(Factor(scope, cells, 0 * cells) for scope, cells in tables.items())
+    )
+    solved = Elimination.of(graph).solve(np.array([(1.0, 0.0)]))
+    assert solved.values[0] == pytest.approx(exhaustive.frontier(graph)[0][0], rel=1e-12)
+    found = plan(sizes, tuple(tables))
+    assert found is not None
+    assert np.diff(found.steps[4]).max() == 3
 
 
 def test_solving_twice_gives_the_same_assignment() -> None:

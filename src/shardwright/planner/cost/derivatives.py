@@ -21,6 +21,9 @@ VIEWS = frozenset({
 MAY_COPY = frozenset({"reshape", "reshape_as", "contiguous", "flatten", "ravel"})
 KEEPS_ORDER = MAY_COPY | {"view", "view_as", "_unsafe_view", "unflatten", "unsqueeze", "squeeze"}
 
+# Recurrences by what runs them.
+RECURRENCES = {"lstm": "fused", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
+
 # Whose operands' gradients are their result's or parts of it, without a copy.
 PASSES_PARTS = frozenset({"cat", "concat", "concatenate", "stack", "sum"})
 PASSES_ALL = frozenset({"add", "add_", "clone", "positive", "lift_fresh_copy"})
@@ -32,6 +35,16 @@ def base_kind(kind: str) -> str:
     if parts[0] in MODULES:
         return OPAQUE
     return parts[1] if len(parts) > 1 else kind
+
+
+def recurrence(graph: OperatorGraph, operator: Operator) -> str:
+    """Return what runs a recurrence on CPUs, "" for other operators: LSTM (in double precision, and packed), GRU or RNN
+    as PyTorch composes them, or ``fused``: oneDNN's LSTM."""
+    bare = base_kind(operator.kind)
+    if bare == "packed_recurrence":
+        return str(operator.attribute("mode", "LSTM")).split("_")[0]
+    is_double = bare == "lstm" and graph.tensors[operator.inputs[0]].dtype == "float64"
+    return "LSTM" if is_double else RECURRENCES.get(bare, "")
 
 
 def is_view(bare: str) -> bool:

@@ -20,7 +20,14 @@ import math
 from collections.abc import Callable
 
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
-from shardwright.planner.cost.derivatives import OPAQUE, VIEWS, base_kind, is_identity
+from shardwright.planner.cost.derivatives import (
+    OPAQUE,
+    RECURRENCES,
+    VIEWS,
+    base_kind,
+    is_identity,
+    recurrence,
+)
 
 Shapes = tuple[tuple[int, ...], ...]
 ExtraBytes = Callable[[Shapes, Shapes], int]
@@ -97,6 +104,9 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "linalg_svd": ((), (0, 1, 2)), "_linalg_svd": ((), (0, 1, 2)), "linalg_lu_factor_ex": ((), (0, 1)),
     "linalg_solve_triangular": ((0,), (0,)), "scatter_reduce": ((0, 1, 2), (0,)), "native_dropout": ((), (1,)),
 }  # fmt: skip
+
+# Of every layer what runs a recurrence keeps so many times its outputs, and so much before the first step.
+KEPT_OF_LAYERS = {"fused": (16.5, 14.4), "LSTM": (8.0, 0.0), "GRU": (8.0, 0.0), "RNN": (2.0, 0.0)}
 
 PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "einsum", "inner", "tensordot",
                       "kron", "mv", "dot", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
@@ -388,12 +398,10 @@ def _recurrent(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]
     """What kernels keep of every layer, as multiples of its outputs, which are among them: gates and states as PyTorch
     composes them of operators, what oneDNN keeps of an LSTM, states before the first step with it; and of sequences
     whose first dim is samples a copy."""
-    floats = _floating(graph, operator.inputs)
-    layers, bare = operator.attribute("num_layers", 1), base_kind(operator.kind)
+    floats, layers = _floating(graph, operator.inputs), operator.attribute("num_layers", 1)
     depth = layers if isinstance(layers, int) else 1
     is_first = operator.attribute("batch_first") is True
-    fused = bare == "lstm" and graph.tensors[operator.inputs[0]].dtype != "float64"
-    each, before = (16.5, 14.4) if fused else (2.0 if bare.startswith("rnn") else 8.0, 0.0)
+    each, before = KEPT_OF_LAYERS[recurrence(graph, operator)]
     size = _size(graph, operator)
 
     def extra(inputs: Shapes, outputs: Shapes) -> int:
@@ -415,7 +423,7 @@ SPECIAL: dict[str, Rule] = {
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _global_pool),
     **dict.fromkeys(("cross_entropy_loss", "cross_entropy_sum", "token_cross_entropy_sum"), _cross_entropy),
     **dict.fromkeys(("nll_loss", "nll_sum", "nll_loss_nd"), _nll),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "packed_recurrence"), _recurrent),
+    **dict.fromkeys((*RECURRENCES, "packed_recurrence"), _recurrent),
     **dict.fromkeys(("dropout", "alpha_dropout"), _dropout),
     **dict.fromkeys(("layer_norm", "native_layer_norm"), _normalised(2)),
     **dict.fromkeys(("rms_norm", "_fused_rms_norm"), _normalised(1)),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Value
-from shardwright.planner.cost.derivatives import base_kind
+from shardwright.planner.cost.derivatives import base_kind, recurrence
 from shardwright.planner.cost.temporaries import made_backward, made_forward
 
 # What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
@@ -100,22 +100,13 @@ def _of_cpus(
     if base_kind(operator.kind) in CONVOLUTIONS:
         trains = graph.tensors[operator.inputs[0]].needs_gradient
         return _convolution(operator, call, values, trains_input=trains)
-    if mode := recurrence(operator):
-        return _recurrence(mode, operator, call, values)
+    if kernel := recurrence(graph, operator):
+        return _recurrence(kernel, operator, call, values)
     return None
 
 
-def recurrence(operator: Operator) -> str:
-    """Return what runs a recurrence on CPUs, "" for other operators: LSTM (in double precision, and packed), GRU or RNN
-    as PyTorch composes them, or ``fused``: oneDNN's LSTM."""
-    bare = base_kind(operator.kind)
-    if bare == "packed_recurrence":
-        return str(operator.attribute("mode", "LSTM")).split("_")[0]
-    return {"lstm": "fused", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}.get(bare, "")
-
-
 def _recurrence(
-    mode: str, operator: Operator, call: Call, values: Sequence[Value]
+    kernel: str, operator: Operator, call: Call, values: Sequence[Value]
 ) -> tuple[int, int]:
     """Return the workspaces of a recurrence. In backward gradients of weights come layer by layer, and what was saved
     goes meanwhile: what all gradients take is more than is there at any time, and is taken off."""
@@ -124,10 +115,10 @@ def _recurrence(
     weights = [one for name, one in named if name.startswith("params")]
     made = math.prod(call.result_shapes[0]) * DTYPE_BYTES[operands[0].dtype]
     later = sum(one.bytes for one in weights) + operands[0].bytes
-    if mode == "fused" and operands[0].dtype != "float64":
+    if kernel == "fused":
         layer = sum(one.bytes for one in weights[-4:])
         return 4 * made + layer, round(5.15 * made) + 3 * layer - later
-    forward, backward, recurrent = COMPOSITE["LSTM" if mode == "fused" else mode]
+    forward, backward, recurrent = COMPOSITE[kernel]
     widest = max((one.bytes for one in weights[1:2]), default=0)
     return round(forward * made), round(max(backward * made, recurrent * widest)) - later
 

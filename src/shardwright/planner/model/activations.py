@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import Halos, extended_shape
@@ -27,25 +25,18 @@ from shardwright.planner.model.terms import (
     NUM_COLUMNS,
     ONCE,
     TRANSIENT,
+    Columns,
     Term,
     term,
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions, Statement
+    from shardwright.planner.model.decisions import Copy, Decisions, Statement
     from shardwright.planner.model.domains import Dims
     from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
-
-
-@dataclass(frozen=True, slots=True)
-class _Crossing:
-    """Seconds of one copy, forward and backward, and the bytes it adds until backward."""
-
-    forward: float
-    backward: float
-    bytes: int
+Axes = tuple[bool, ...]
 
 
 def state_activations(decisions: Decisions, statement: Statement) -> None:
@@ -64,6 +55,7 @@ class _Copies:
         self.spec = graph.tensors[flow.tensor]
         self.shape = decisions.shape(flow.tensor, flow.maker)
         self.once = context.facts.is_once(flow.maker)
+        self.kept = context.facts.saves.kept_below[flow.tensor] and not self.once
         placed, domains = context.facts.placements, decisions.domains
         self.sources = [
             self._key(placed(flow.maker, dims).outputs[flow.position])
@@ -79,11 +71,13 @@ class _Copies:
         inside = {context.facts.ties.block[r] for r in graph.consumers[flow.tensor]}
         self.switch = decisions.mode_of.get(lead) if len(inside) == 1 else None
         self.modes = decisions.modes if self.switch is not None else (KEEP,)
+        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.once, self.kept)
+        self._tables, self._known = statement.copies.setdefault(kind, ({}, {}))
 
     def _key(self, pair: Pair) -> Key:
         return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
 
-    def _open(self, dims: Dims) -> tuple[bool, ...]:
+    def _open(self, dims: Dims) -> Axes:
         """Return on which axes a gradient may stay a partial sum."""
         is_lenient = self.decisions.context.facts.hands_on[self.flow.maker]
         axes = zip(dims, self.decisions.mesh.axes, strict=True)
@@ -94,14 +88,14 @@ class _Copies:
         maker = self.decisions.config_of[self.flow.maker]
         terms: list[Term] = []
         for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
-            alone = self._table(self.sources, wanted, [reader], skip=frozenset(shared))
+            alone = self._table(wanted, [reader], skip=frozenset(shared))
             if alone.any():
                 terms.append(self._term((maker, self.decisions.config_of[reader]), alone))
         terms += self._sums()
         for key in shared:
             copy = self.statement.add(2)
             readers = [reader for reader, _ in self.flow.readers]
-            made = self._table(self.sources, [key], readers, skip=frozenset())[:, :, 0]
+            made = self._table([key], readers, skip=frozenset())[:, :, 0]
             columns = np.stack([np.zeros_like(made), made], axis=2)
             terms.append(self._term((maker, copy), columns))
             terms += self._requirements(copy, key)
@@ -163,68 +157,72 @@ class _Copies:
         only = next(iter(offered)) if len(offered) == 1 else None
         return tuple([key for key, times in count.items() if times > 1 and key != only])
 
-    def _table(
-        self, sources: list[Key], wanted: list[Key], readers: list[int], skip: frozenset[Key]
-    ) -> NDArray[np.float64]:
-        """Return columns over (maker config, reader config, mode), repeats shared.
+    def _table(self, wanted: list[Key], readers: list[int], skip: frozenset[Key]) -> Columns:
+        """Return columns over (maker config, reader config, mode); equal ones are worked out once a problem.
 
-        Of the ``readers`` (roots) that may read the copy, one that runs again needs it again.
+        Of the ``readers`` (roots) that may read the copy, one that runs again needs it again. Which of them
+        will read it is not known: charged is what is certain.
         """
-        made = list(zip(sources, self.open_axes, strict=True))
+        made = list(zip(self.sources, self.open_axes, strict=True))
+        whole = tuple([mode.whole and all(map(mode.repeats, readers)) for mode in self.modes])
+        key = (tuple(made), tuple(wanted), skip, whole, self.switch is None)
+        if key not in self._tables:
+            self._tables[key] = self._worked_out(made, wanted, skip, whole)
+        return self._tables[key]
+
+    def _worked_out(
+        self, made: list[tuple[Key, Axes]], wanted: list[Key], skip: frozenset[Key],
+        whole: tuple[bool, ...],
+    ) -> Columns:  # fmt: skip
+        """Return the columns, repeats shared."""
         places = {entry: i for i, entry in enumerate(dict.fromkeys(made))}
         columns = {key: j for j, key in enumerate(dict.fromkeys(wanted))}
-        table = np.zeros((NUM_COLUMNS, len(places), len(columns), len(self.modes)))
-        whole = self._whole(readers)
+        crossings = np.zeros((3, len(places), len(columns)))
         for (source, axes), i in places.items():
             for target, j in columns.items():
                 if source != target and target not in skip:
-                    table[:, i, j] = self._by_mode(self._crossing(source, axes, target), whole)
+                    way = (source, axes, target)
+                    if way not in self._known:
+                        self._known[way] = self._crossing(*way)
+                    crossings[:, i, j] = self._known[way]
+        table = self._by_mode(crossings, whole)
         row = [places[entry] for entry in made]
         column = [columns[key] for key in wanted]
         return table[:, np.array(row)[:, None], np.array(column)[None, :]]
 
-    def _whole(self, readers: list[int]) -> list[bool]:
-        """Return for every mode whether the copy is needed once more. Which of the readers will read it is
-        not known: charged is what is certain."""
-        return [mode.whole and all(map(mode.repeats, readers)) for mode in self.modes]
-
-    def _by_mode(self, crossing: _Crossing, whole: list[bool]) -> NDArray[np.float64]:
-        """Return columns over modes; those that are ``whole`` need the copy once more."""
-        table = np.zeros((NUM_COLUMNS, len(self.modes)))
-        both = crossing.forward + crossing.backward
-        if both == math.inf:
-            table[EACH] = both
-            return table
+    def _by_mode(self, crossings: Columns, whole: tuple[bool, ...]) -> Columns:
+        """Return columns over modes as well; those that are ``whole`` need the copy once more."""
+        forward, backward, size = crossings
+        both = forward + backward
+        table = np.zeros((NUM_COLUMNS, *both.shape, len(self.modes)))
         for number, mode in enumerate(self.modes):
-            is_needed = whole[number] or (mode.copies and crossing.bytes > 0)
-            again = crossing.forward if is_needed and not self.once else 0.0
-            table[ONCE if self.once else EACH, number] = both + again
-            table[TRANSIENT if mode.copies else FLIGHT, number] = crossing.bytes
+            is_needed = whole[number] | (mode.copies & (size > 0))
+            again = np.where(is_needed, forward, 0.0) if not self.once else 0.0
+            table[ONCE if self.once else EACH, :, :, number] = both + again
+            table[TRANSIENT if mode.copies else FLIGHT, :, :, number] = size
+        never = np.isinf(both)
+        table[:, never] = 0.0
+        table[EACH, never] = math.inf
         return table
 
-    def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
-        context, dtype = self.decisions.context, self.spec.dtype
-        forward, backward = self._moving(source[0], target[0]), 0.0
+    def _crossing(self, source: Key, axes: Axes, target: Key) -> Copy:
+        """Return what one copy takes."""
+        wires, way = self.decisions.wires, (self.shape, self.spec.dtype)
+        forward, backward = wires.moving(*way, source[0], target[0]), 0.0
         if source[1] is not None and target[1] is not None:
-            backward = self._moving(target[1], _passed_on(source[1], target[1], axes))
+            backward = wires.moving(*way, target[1], _passed_on(source[1], target[1], axes))
         if source[0] == target[0] and not target[2]:
-            return _Crossing(forward, backward, 0)
+            return forward, backward, 0
         local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
-        both = (self.decisions.wires.halos(local, dtype, target[2]), context.prices.segment_seconds)
-        for seconds in both:  # one by one, as they are charged
+        halos = wires.halos(local, self.spec.dtype, target[2])
+        # One by one, as they are charged.
+        for seconds in (halos, self.decisions.context.prices.segment_seconds):
             forward += seconds
             backward += seconds if self.spec.needs_gradient else 0.0
-        is_kept = context.facts.saves.kept_below[self.flow.tensor] and not self.once
-        size = tensor_bytes(extended_shape(local, target[2]), dtype)
-        return _Crossing(forward, backward, size if is_kept and forward < math.inf else 0)
+        size = tensor_bytes(extended_shape(local, target[2]), self.spec.dtype)
+        return forward, backward, size if self.kept and forward < math.inf else 0
 
-    def _moving(self, here: Layout, there: Layout) -> float:
-        """Return the seconds of a message, and of what it takes from computation."""
-        wires, way = self.decisions.wires, (self.shape, self.spec.dtype, here, there)
-        seconds = wires.reshard(*way)
-        return seconds + wires.held(*way) if seconds < math.inf else seconds
-
-    def _term(self, variables: tuple[int, int], table: NDArray[np.float64]) -> Term:
+    def _term(self, variables: tuple[int, int], table: Columns) -> Term:
         """Return the term of a table over two variables and the mode, where there is one."""
         return term((*variables, self.switch), table, self.flow.blocks)
 
@@ -240,7 +238,7 @@ class _Copies:
         return terms
 
 
-def _passed_on(home: Layout, there: Layout, axes: tuple[bool, ...]) -> Layout:
+def _passed_on(home: Layout, there: Layout, axes: Axes) -> Layout:
     """Return the layout in which a gradient comes back from where it is ``there``: a sum over samples that
     no one needs yet, over an open axis, passes on as a partial one."""
     return tuple(

@@ -12,17 +12,22 @@ from shardwright.planner.model.domains import Dims, domain, least_seconds
 from shardwright.planner.model.facts import Shape, Shapes, local_shapes
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
-from shardwright.planner.model.terms import Term
+from shardwright.planner.model.terms import Columns, Term
+
+# Of a copy the seconds, forward and backward, and the bytes that it adds until backward.
+Copy = tuple[float, float, int]
 
 
 class Statement:
     """What a problem is stated as: how many values each variable has, the variables of parameters' levels
-    by (root) parameter, and the terms."""
+    by (root) parameter, and the terms; ``copies`` is what was worked out for each kind of activations: tables,
+    and what they are made of."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = list(sizes)
         self.level_of: dict[int, int] = {}
         self.terms: list[Term] = []
+        self.copies: dict[object, tuple[dict[object, Columns], dict[object, Copy]]] = {}
 
     def add(self, size: int) -> int:
         """Add a variable and return its index."""

@@ -45,7 +45,7 @@ class MessageCosts:
         }
         self._groups[()] = [((mesh.devices[0],), 1)]
         self._has_burdens = is_measured(table)
-        self.parameters: dict[object, NDArray[np.float64]] = {}
+        self.parameters: dict[object, tuple[NDArray[np.float64], float]] = {}
 
     @remembered
     def message(self, primitive: str, axes: Axes, num_bytes: int) -> float:
@@ -87,14 +87,22 @@ class MessageCosts:
             return math.inf
         return sum(self.share(step.primitive, axes, step.bytes) for step, axes in steps)
 
-    def held(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
-        """Return the computing thread's own seconds of a change of layout, hidden or not."""
+    @remembered
+    def moving(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
+        """Price a change of layout with the computing thread's own seconds, hidden or not; infinite where
+        there is none."""
+        seconds = self.reshard(shape, dtype, source, target)
+        if not self._has_burdens or seconds == math.inf:
+            return seconds
         steps = _steps(shape, dtype, source, target, self.mesh.sizes)
-        return sum(self._burden(step.primitive, axes, step.bytes).held for step, axes in steps)
+        held = (self._burden(step.primitive, axes, step.bytes).held for step, axes in steps)
+        return seconds + sum(held)
 
     def lost(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
         """Return the least computation that a tensor's share of a message of many costs: waited for while
         it takes as long as alone, or with so much of computation, which hides it in part or whole."""
+        if not self._has_burdens:
+            return 0.0
         steps = _steps(shape, dtype, source, target, self.mesh.sizes)
         total = 0.0
         for step, axes in steps:
@@ -109,7 +117,7 @@ class MessageCosts:
     def _burden(self, primitive: str, axes: Axes, num_bytes: int) -> Burden:
         """Return what a message costs ranks that compute; nothing where that was not measured. Of groups
         the least counts: never more than is charged."""
-        if not self._has_burdens or primitive in LOCAL:
+        if primitive in LOCAL:
             return NOTHING
         burdens = (
             message_burden(primitive, num_bytes, devices, self.cluster, self.table)

@@ -143,21 +143,27 @@ def _frozen(decisions: Decisions, tensor: int, pair: Pair) -> NDArray[np.float64
 
 
 def _trained(decisions: Decisions, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
-    """Return the columns of one parameter at one level; equal ones are worked out once a mesh."""
-    spec = decisions.context.graph.tensors[tensor]
+    """Return the columns of one parameter at one level; of equal ones only how often their gradients are added up
+    goes by the number of microbatches, the rest is worked out once a mesh."""
+    spec, count = decisions.context.graph.tensors[tensor], decisions.num_microbatches
     is_last = tensor in decisions.context.facts.read_last
-    key = (spec.shape, spec.dtype, pair, level, decisions.num_microbatches, is_last)
+    key = (spec.shape, spec.dtype, pair, level, count > 1, is_last)
     known = decisions.wires.parameters
     if key not in known:
         gathers = 1 if is_last or level == KEEPS else 2
         known[key] = _columns(decisions, spec, pair, level, gathers=gathers)
-    return known[key]
+    column, added = known[key]
+    if count > 1 and added > 0:
+        column = column.copy()
+        column[EACH] += (1 - 1 / count) * added
+    return column
 
 
 def _columns(
     decisions: Decisions, spec: TensorSpec, pair: Pair, level: int, *, gathers: int
-) -> NDArray[np.float64]:
-    """Follow what lowering does with a parameter that is gathered so often per microbatch."""
+) -> tuple[NDArray[np.float64], float]:
+    """Follow what lowering does with a parameter that is gathered so often per microbatch; what every microbatch but
+    the first takes to add its gradient to the kept one, where one is kept, comes apart."""
     case = _Case.of(decisions, spec, pair, level)
     column = np.zeros(NUM_COLUMNS)
     wires, kept = decisions.wires, case.kept
@@ -166,17 +172,19 @@ def _columns(
     back = wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
     if math.inf in (sync, gather, back):
         column[EACH] = math.inf
-        return column
+        return column, 0.0
     _add_synchronisation(column, case, sync)
     column[GATHER] += gathers * gather
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
     _add_casts(column, case)
-    _add_accumulation(column, case)
     prices = decisions.context.prices
     update = prices.update_seconds(case.size(kept.optimizer, prices.master_dtype(spec.dtype)))
     column[ONCE] += back + update
     _add_memory(column, case)
-    return column
+    if level >= ZERO_2:
+        return column, 0.0
+    touched = case.size(pair.value, spec.dtype) + 2 * case.size(pair.value, case.total)
+    return column, prices.added_seconds(touched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,15 +253,6 @@ def _add_casts(column: NDArray[np.float64], case: _Case) -> None:
         touched += 5 * source + case.size(case.pair.value, wire)
         column[KEPT] += source
     column[case.places[0]] += case.decisions.context.prices.touch_seconds(touched)
-
-
-def _add_accumulation(column: NDArray[np.float64], case: _Case) -> None:
-    """Every microbatch but the first adds its gradient to the kept one, where one is kept."""
-    if case.level < ZERO_2:
-        share = 1 - 1 / case.decisions.num_microbatches
-        value = case.pair.value
-        touched = case.size(value, case.spec.dtype) + 2 * case.size(value, case.total)
-        column[EACH] += share * case.decisions.context.prices.added_seconds(touched)
 
 
 def _add_memory(column: NDArray[np.float64], case: _Case) -> None:

@@ -23,17 +23,18 @@ from shardwright.planner.model.domains import Dims
 from shardwright.planner.model.facts import Shapes
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.parameters import parameter_config, state_parameters
+from shardwright.planner.model.prices import Seconds
 from shardwright.planner.model.terms import (
     EACH,
     FLIGHT,
     NUM_COLUMNS,
     ONCE,
     TRANSIENT,
+    ByBlock,
     Term,
     Weights,
     factor_graph,
     network,
-    per_block,
     term,
 )
 from shardwright.planner.solve.elimination import Elimination
@@ -69,7 +70,7 @@ class Problem(Decisions):
     def forget_terms(self) -> None:
         """Drop the tables once solved: what remains can still spell out assignments."""
         _ = self.sizes, self.level_of  # which stay
-        for name in ("statement", "network"):
+        for name in ("statement", "network", "_known", "_by_block"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -106,9 +107,7 @@ class Problem(Decisions):
         block = context.facts.ties.block[index]
         modes = self.modes_of(block)
         columns = np.zeros((NUM_COLUMNS, len(self.domains[index]), len(modes)))
-        for choice, dims in enumerate(self.domains[index]):
-            inputs, outputs = self.local(index, dims)
-            seconds = context.prices.seconds(index, inputs, outputs)
+        for choice, (inputs, outputs, seconds) in enumerate(self._shards(index)):
             kept = self._kept(index, inputs, outputs)
             across = sum(
                 tensor_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
@@ -126,6 +125,18 @@ class Problem(Decisions):
         lead = context.facts.ties.class_of(block)
         blocks = context.facts.ties.classes[lead]
         return term((self.config_of[index], self.mode_of.get(lead)), columns, blocks)
+
+    def _shards(self, index: int) -> list[tuple[Shapes, Shapes, Seconds]]:
+        """Return an operator's local shapes under every config, and what it takes; those of a sort share them."""
+        context, sort = self.context, self.context.prices.sort(index)
+        if sort not in self._known:
+            local = [self.local(index, dims) for dims in self.domains[index]]
+            self._known[sort] = [(*one, context.prices.seconds(index, *one)) for one in local]
+        return self._known[sort]
+
+    @cached_property
+    def _known(self) -> dict[int, list[tuple[Shapes, Shapes, Seconds]]]:
+        return {}
 
     def _kept(self, index: int, inputs: Shapes, outputs: Shapes) -> list[tuple[int, int]]:
         """Return the bytes that an operator pays for, each with the operator that makes them."""
@@ -166,7 +177,11 @@ class Problem(Decisions):
 
     def per_block(self, assignment: tuple[int, ...]) -> NDArray[np.float64]:
         """Return what an assignment costs in every block, by column."""
-        return per_block(self.statement.terms, assignment, len(self.context.facts.ties.ranges))
+        return self._by_block.of(assignment)
+
+    @cached_property
+    def _by_block(self) -> ByBlock:
+        return ByBlock(self.sizes, self.statement.terms, len(self.context.facts.ties.ranges))
 
     def dims(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Dims, ...]:
         """Return every operator's dims, each block following its own assignment."""

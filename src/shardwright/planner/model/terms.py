@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solve.factors import Factor, FactorGraph
-from shardwright.planner.solve.network import Network
+from shardwright.planner.solve.network import Network, Places, flat
 
 KINDS = range(7)
 EACH, ONCE, GATHER, SYNC, KEPT, FLIGHT, TRANSIENT = KINDS
@@ -42,6 +42,8 @@ def term(variables: Sequence[int | None], columns: Columns, blocks: tuple[int, .
     columns = columns[(slice(None), *[0 if v is None else slice(None) for v in variables])]
     axes = [variable for variable in variables if variable is not None]
     scope = sorted(set(axes))
+    if axes == scope:
+        return Term(tuple(scope), columns, blocks)
     names = dict(zip(scope, "abcdefgh", strict=False))
     given, wanted = ("".join(names[variable] for variable in of) for of in (axes, scope))
     return Term(tuple(scope), np.einsum(f"k{given}->k{wanted}", columns), blocks)
@@ -110,17 +112,24 @@ def _parted(columns: Columns, apart: frozenset[int], blocks: tuple[int, ...]) ->
     return np.concatenate([nothing, np.where(np.isinf(columns), 0.0, columns)])
 
 
-def per_block(
-    terms: list[Term], assignment: tuple[int, ...], num_blocks: int
-) -> NDArray[np.float64]:
-    """Return the columns of an assignment, block by block: shape (7, num_blocks)."""
-    sums: dict[tuple[int, ...], NDArray[np.float64]] = {}
-    for term in terms:
-        column = term.columns[(slice(None), *(assignment[variable] for variable in term.scope))]
-        known = sums.get(term.blocks)
-        sums[term.blocks] = column if known is None else known + column
-    total = np.zeros((NUM_COLUMNS, num_blocks))
-    for blocks, column in sums.items():
-        times = np.bincount(blocks, minlength=num_blocks)
-        total += column[:, None] * times[None, :]
-    return total
+class ByBlock:
+    """The terms of a problem, prepared to say what assignments cost in every block."""
+
+    def __init__(self, sizes: Sequence[int], terms: Sequence[Term], num_blocks: int) -> None:
+        self._columns, base = flat([(one.scope, one.columns) for one in terms])
+        self._places = Places(sizes, [one.scope for one in terms], base)
+        classes = {
+            blocks: number for number, blocks in enumerate(dict.fromkeys(t.blocks for t in terms))
+        }
+        self._class_of = np.array([classes[one.blocks] for one in terms], np.int64)
+        self._times = [np.bincount(blocks, minlength=num_blocks) for blocks in classes]
+
+    def of(self, assignment: tuple[int, ...]) -> Columns:
+        """Return the columns of an assignment, block by block: shape (7, num_blocks)."""
+        (places,) = self._places.of(np.array([assignment], np.int32))
+        sums = np.zeros((len(self._times), NUM_COLUMNS))
+        np.add.at(sums, self._class_of, self._columns[:, places].T)  # one by one
+        total = np.zeros((NUM_COLUMNS, len(self._times[0])))
+        for column, times in zip(sums, self._times, strict=True):
+            total += column[:, None] * times[None, :]
+        return total

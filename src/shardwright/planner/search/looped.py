@@ -46,24 +46,32 @@ def tighten(pool: Pool) -> None:
     fitting = [one for one in pool.fitting if not one.strategy.pipeline.splits_backward]
     chunks = max(fitting[0].strategy.chunks, 2) if fitting else 0
     enough = pool.fastest * (1 - pool.apart)
+    useful = _useful(pool, chunks, enough)
     while chunks and not pool.stopped():
         one = pool.bounds.weakest(chunks)
         if one is None or one.is_tight(chunks) or one.seconds(chunks) >= enough:
             return
         arrangement, most = one.arrangement, one.chunks(chunks)
         problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
-        seconds = least_looped(problem, arrangement, most, pool.room, pool.same)
+        ends = pool.same, min(useful, one.whole)
+        seconds = least_looped(problem, arrangement, most, pool.room, ends)
         pool.bounds.note(replace(one, looped=seconds, most=most))
         pool.tell(0.9, "proving")
 
 
+def _useful(pool: Pool, chunks: int, enough: float) -> float:
+    """Return which seconds set no bound: those of an arrangement that takes enough and stays as it is, with the
+    fewest chunks."""
+    rest = [one.seconds(2) for one in pool.bounds if one.seconds(chunks) >= enough]
+    return min(rest, default=math.inf)
+
+
 def least_looped(
-    problem: Problem, arrangement: Arrangement, chunks: int, limit: float, near: float = 0.0
-) -> float:
+    problem: Problem, arrangement: Arrangement, chunks: int, limit: float,
+    ends: tuple[float, float] = (0.0, math.inf),
+) -> float:  # fmt: skip
     """Bound an arrangement's seconds from below where devices have at least two chunks and at most so many, within a
-    memory limit; ``near`` what can be proved so, but for that share."""
-    if problem.is_wide:
-        return 0.0
+    memory limit: what can be proved so but for a share, or as many as are useful (``ends``)."""
     most = frozenset(max(problem.context.facts.ties.classes.values(), key=len))
     ways = np.stack(
         [
@@ -72,7 +80,8 @@ def least_looped(
             for seconds, memory in [_counted(problem, arrangement, chunks, most, held)]
         ]
     )
-    return _strongest(network(problem.sizes, problem.statement.terms, most), ways, limit, near)
+    kinds = network(problem.sizes, problem.statement.terms, most)
+    return 0.0 if kinds.is_wide else _strongest(kinds, ways, limit, ends)
 
 
 def _counted(
@@ -123,8 +132,8 @@ def _counted(
     return seconds, memory.reshape(-1)
 
 
-def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float:
-    """Return the most seconds, but for a share ``near``, that a mean of bounds proves within a limit of bytes.
+def _strongest(kinds: Network, ways: Floats, limit: float, ends: tuple[float, float]) -> float:
+    """Return the most seconds, but for a share or as many as are useful, that a mean of bounds proves within a limit of bytes.
 
     Of every way, ``ways`` has what each bound counts of every kind, and the bytes last. Any mean of the bounds, with any
     price of memory, is a bound: the least of any choices, in any way (Lagrangian duality). The strongest is found by
@@ -160,9 +169,10 @@ def _strongest(kinds: Network, ways: Floats, limit: float, near: float) -> float
     smallest = met(np.append(np.zeros(bounds), 1.0))
     if not smallest < limit:
         return math.inf
-    while True:
-        best = max(best, met(mix) - float(mix[-1]) * limit)
+    share, useful = ends
+    while (best := max(best, met(mix) - float(mix[-1]) * limit)) < useful:
         program.maximize(seconds)
-        if program.val(seconds) * unit <= best * (1 + max(near, ENOUGH)):
-            return best
+        if program.val(seconds) * unit <= best * (1 + max(share, ENOUGH)):
+            break
         mix = np.array([*program.vals(means), program.val(price) * unit / limit])
+    return best

@@ -32,14 +32,24 @@ class Sharers:
     busy: float
 
     @property
+    def crowd(self) -> float:
+        """How many times as long everything takes on a core while ranks compute and no loader works."""
+        return max(1.0, self.ranks / self.cores)
+
+    @property
+    def share(self) -> float:
+        """The share of its time that a worker prepares while nobody else wants its core."""
+        return min(1.0, self.busy)
+
+    @property
     def stretch(self) -> float:
         """How many times as long everything takes on a core while ranks compute and loaders work.
 
         Of s times as long, a worker that works for a share v of its time is ready to run for v s / (1 - v + v s) of it.
         """
-        share, wanted = min(1.0, self.busy), self.loaders * self.busy
+        share, wanted = self.share, self.loaders * self.busy
         if not share:
-            return max(1.0, self.ranks / self.cores)
+            return self.crowd
         square = self.cores * share
         linear = self.cores * (1 - share) - self.ranks * share - wanted
         root = math.sqrt(linear**2 + 4 * square * self.ranks * (1 - share))
@@ -50,10 +60,9 @@ class Sharers:
 
         Where input binds, steps compute beneath it and both take as long. Else loaders work for a part of each step.
         """
-        crowd = max(1.0, self.ranks / self.cores)  # what ranks take from each other is known
-        computing = self.computing * self.stretch / crowd
-        share = min(1.0, self.busy)
-        pace = 1 / (1 - share + share * self.stretch)  # of a loader beneath computation
+        # What ranks take from each other is known.
+        computing = self.computing * self.stretch / self.crowd
+        pace = 1 / (1 - self.share + self.share * self.stretch)  # of a loader beneath computation
         longer = alone - self.computing + computing
         bound = given + computing * (1 - pace)
         if bound >= longer:

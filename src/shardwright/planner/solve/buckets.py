@@ -11,9 +11,12 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from shardwright.planner.remember import KEPT
 
 # Per weighting, in float64: 32 MiB.
 MAX_CELLS = 2**22
@@ -29,6 +32,11 @@ def strides(shape: Sequence[int]) -> list[int]:
     for size in reversed(shape[1:]):
         found.append(found[-1] * size)
     return found[::-1]
+
+
+def num_cells(sizes: Sequence[int], scope: Iterable[int]) -> int:
+    """Return how many cells a table over some variables has."""
+    return math.prod([sizes[variable] for variable in scope])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,15 +60,16 @@ class Buckets:
         return eliminate(cells, self.steps, self.tables, self.dims, picks, choices)
 
 
-def plan(
-    sizes: Sequence[int], scopes: Sequence[Scope], base: Ints, first_free: int
-) -> Buckets | None:
-    """Order the variables and plan every table of the elimination; None if one is too large."""
-    draft = _Draft(sizes, scopes, base, first_free)
+@lru_cache(maxsize=KEPT)
+def plan(sizes: tuple[int, ...], scopes: tuple[Scope, ...]) -> Buckets | None:
+    """Order the variables and plan every table of the elimination, those of ``scopes`` lying one behind the other;
+    None if one is too large. Other meshes and microbatches often leave the same choices."""
+    draft = _Draft(sizes, scopes)
+    given = draft.free
     for variable in elimination_order(sizes, scopes):
         if not draft.eliminate(variable):
             return None
-    return draft.buckets(first_free)
+    return draft.buckets(given)
 
 
 class _Draft:
@@ -72,20 +81,20 @@ class _Draft:
     all choices of all its others.
     """
 
-    def __init__(
-        self, sizes: Sequence[int], scopes: Sequence[Scope], base: Ints, first_free: int
-    ) -> None:
-        self._sizes, self._free = sizes, first_free
+    def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope]) -> None:
+        self.free = 0  # where the next table begins
+        self._sizes = sizes
         self._known: list[Scope] = []
         self._where: list[int] = []
         self._mentions: list[set[int]] = [set() for _ in sizes]
         self._alike: dict[Scope, int] = {}  # nothing of theirs is eliminated before they are used
-        for scope, place in zip(scopes, base[: len(scopes)].tolist(), strict=True):
-            self._enter(scope, place)
         self._rows: list[list[int]] = []
         self._tables: list[tuple[int, int]] = []
         self._dims: list[tuple[int, int]] = []
         self._moves: list[int] = []
+        for scope in scopes:
+            self._enter(scope, self.free)
+            self.free += num_cells(sizes, scope)
 
     def _enter(self, scope: Scope, place: int) -> None:
         for variable in scope:
@@ -93,49 +102,63 @@ class _Draft:
         self._known.append(scope)
         self._where.append(place)
 
-    def _take(self, number: int, variable: int, others: Scope) -> None:
-        """Take a table into the sum that is minimised over a variable."""
-        scope = self._known[number]
-        moves = dict(zip(scope, strides([self._sizes[v] for v in scope]), strict=True))
-        self._tables.append((self._where[number], moves[variable]))
-        self._moves += [moves.get(v, 0) for v in others]
-        for v in scope:
-            self._mentions[v].discard(number)
+    def _add_up(self, tables: Sequence[tuple[Scope, int]], variable: int, others: Scope) -> int:
+        """Plan a step: sum tables, and minimise over a variable, -1 for none; return where its table begins."""
+        sizes, begin = self._sizes, self.free
+        count = num_cells(sizes, others)
+        size = 1 if variable < 0 else sizes[variable]
+        onto = -1 if variable < 0 else self._alike.get(others, -1)
+        self._rows.append([variable, size, count, begin, *self._ends(), onto])
+        for scope, place in tables:
+            moves = dict(zip(scope, strides([sizes[v] for v in scope]), strict=True))
+            self._tables.append((place, moves.get(variable, 0)))
+            self._moves += [moves.get(v, 0) for v in others]
+        self._dims += [(v, sizes[v]) for v in others]
+        self.free += count
+        return begin
 
     def _ends(self) -> list[int]:
         return [len(self._tables), len(self._dims), len(self._moves)]
 
     def eliminate(self, variable: int) -> bool:
-        """Plan a step; tell whether its table is small enough."""
+        """Plan a variable's elimination; tell whether its table is small enough."""
         touching = sorted(self._mentions[variable])
         if not touching:
             return True
-        sizes = self._sizes
         others = tuple(sorted({v for t in touching for v in self._known[t]} - {variable}))
-        count = math.prod(sizes[v] for v in others)
-        if count * sizes[variable] > MAX_CELLS:
+        count = num_cells(self._sizes, others)
+        if count * self._sizes[variable] > MAX_CELLS:
             return False
-        onto = self._alike.get(others, -1)
-        self._rows.append([variable, sizes[variable], count, self._free, *self._ends(), onto])
+        begin = self._add_up(self._begun(touching, count), variable, others)
         for number in touching:
-            self._take(number, variable, others)
-        self._dims += [(v, sizes[v]) for v in others]
-        if onto < 0:
-            self._alike[others] = self._free
-            self._enter(others, self._free)
-        self._free += count
+            for v in self._known[number]:
+                self._mentions[v].discard(number)
+        if others not in self._alike:
+            self._alike[others] = begin
+            self._enter(others, begin)
         return True
+
+    def _begun(self, touching: Sequence[int], count: int) -> list[tuple[Scope, int]]:
+        """Return the tables to be added up one by one, the first of them together where they have no more than so many
+        cells: what all choices of the others share is added once."""
+        tables = [(self._known[number], self._where[number]) for number in touching]
+        while len(tables) > 1:
+            both = tuple(sorted({*tables[0][0], *tables[1][0]}))
+            if num_cells(self._sizes, both) > count:
+                break
+            tables[:2] = [(both, self._add_up(tables[:2], -1, both))]
+        return tables
 
     def buckets(self, first_free: int) -> Buckets:
         """Return the plan in columns."""
-        rows = [*self._rows, [0, 0, 0, self._free, *self._ends(), -1]]
+        rows = [*self._rows, [0, 0, 0, self.free, *self._ends(), -1]]
         variable, *steps, onto = _columns(rows, 8)
         place, move = _columns(self._tables, 2)
         return Buckets(
             steps=(variable[:-1], *steps, steps[2] - first_free, onto),
             tables=(place, move),
             dims=(*_columns(self._dims, 2), np.array(self._moves, np.int64)),
-            num_messages=self._free - first_free,
+            num_messages=self.free - first_free,
         )
 
 

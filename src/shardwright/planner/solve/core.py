@@ -157,7 +157,7 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
     if not own.num_nodes:
         return smaller.expand(choice), constant
     net, dual = net_of(own), Dual(own, net_of(own))
-    room = room_of(own.num_nodes, 8_000_000, int(own.sizes.max(initial=1)))
+    room = room_of(own.num_nodes, 8_000_000)
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
         for _ in range(2 * PATIENCE):  # steps get smaller once
@@ -197,8 +197,7 @@ def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
         rows = int(problem.table[edge]) + options[one][:, None] * int(problem.sizes[two])
         rows = rows + options[two][None, :]
         parts.append(problem.cells[rows].ravel())
-    base = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    buckets = plan(sizes, scopes, base, int(base[-1]))
+    buckets = plan(tuple(sizes), tuple(scopes))
     if buckets is None:
         return None
     picks = np.zeros(problem.num_nodes, np.int32)

@@ -118,47 +118,44 @@ def prune(
 @inner
 def sum_out(
     pools: tuple[Floats, Floats], tables: tuple[Ints, Ints, Ints, Ints], num_tables: int,
-    own: Floats, sizes: Ints, found: tuple[Floats, Picks], scratch: tuple[Floats, Ints],
+    own: Floats, sizes: Ints, found: tuple[Floats, Picks], digits: Ints,
 ) -> None:  # fmt: skip
     """Eliminate a variable whose choices cost ``own``: for all choices of the others, which have
     ``sizes``, in row-major order, find the least sum of its tables, and its choice, of equals the
     lowest.
 
-    Table ``t`` is in ``pools[pool[t]]`` from ``place[t]`` on (which moves), a choice further is
-    ``step[t]`` cells and one of the other ``d`` is ``moves[t * rank + d]``.
+    Table ``t`` is in ``pools[pool[t]]`` from ``place[t]`` on, a choice further is ``step[t]`` cells and one of
+    the other ``d`` is ``moves[t * rank + d]``; places and moves are written to.
     """
     given, made = pools
     pool, place, step, moves = tables
     least, picks = found
-    row, digits = scratch
     rank, size = len(sizes), len(own)
     for d in range(rank):
         digits[d] = 0
-    if num_tables == 0:
-        for s in range(size):
-            row[s] = own[s]
+    for t in range(num_tables):  # by how much to move where those behind begin anew
+        passed = 0
+        for d in range(rank - 1, -1, -1):
+            move = moves[t * rank + d]
+            moves[t * rank + d] = move - passed
+            passed += (sizes[d] - 1) * move
     for index in range(len(least)):
         best, pick = np.inf, 0
-        for t in range(num_tables):
-            cells = made if pool[t] else given
-            cell, far = place[t], step[t]
-            if t == 0:
-                for s in range(size):
-                    row[s] = own[s] + cells[cell + s * far]
-            else:
-                for s in range(size):
-                    row[s] += cells[cell + s * far]
         for s in range(size):
-            if row[s] < best:
-                best, pick = row[s], s
+            total = own[s]
+            for t in range(num_tables):
+                cell = np.uint64(place[t] + s * step[t])  # never counted from the end
+                total += made[cell] if pool[t] else given[cell]
+            # Without a branch, which nobody could foretell.
+            is_less = total < best
+            best = total if is_less else best
+            pick = s if is_less else pick
         least[index], picks[index] = best, pick
         for d in range(rank - 1, -1, -1):
             digits[d] += 1
-            wraps = digits[d] == sizes[d]
-            moved = 1 - sizes[d] if wraps else 1
-            for t in range(num_tables):
-                place[t] += moved * moves[t * rank + d]
-            if not wraps:
+            if digits[d] < sizes[d]:
+                for t in range(num_tables):
+                    place[t] += moves[t * rank + d]
                 break
             digits[d] = 0
 
@@ -177,14 +174,14 @@ def eliminate(
     """
     variable, size, count, out, first_table, first_dim, first_stride, kept_at, onto = steps
     base, step = tables
-    dim_variable, dim_size, stride = dims
+    dim_variable, dim_size = dims[:2]
     total = 0.0
     most = 1
     for i in range(len(variable)):
         most = max(most, size[i])
-    own, row = np.zeros(most), np.empty(most)
-    digits, pool = np.empty(len(dim_size) + 1, np.int64), np.zeros(len(base) + 1, np.int64)
-    place = base.copy()
+    own, digits = np.zeros(most), np.empty(len(dim_size) + 1, np.int64)
+    pool = np.zeros(len(base) + 1, np.int64)
+    place, stride = base.copy(), dims[2].copy()
     for i in range(len(variable)):
         low, high = first_table[i], first_table[i + 1]
         near = dim_size[first_dim[i] : first_dim[i + 1]]
@@ -192,7 +189,7 @@ def eliminate(
         sum_out(
             (cells, cells), (pool, place[low:high], step[low:high], stride[first_stride[i] :]),
             high - low, own[: size[i]], near,
-            (cells[begin : begin + count[i]], choices[kept : kept + count[i]]), (row, digits),
+            (cells[begin : begin + count[i]], choices[kept : kept + count[i]]), digits,
         )  # fmt: skip
         if len(near) == 0:
             total += cells[begin]
@@ -200,6 +197,8 @@ def eliminate(
             for cell in range(count[i]):
                 cells[onto[i] + cell] += cells[begin + cell]
     for i in range(len(variable) - 1, -1, -1):
+        if variable[i] < 0:
+            continue
         cell = 0
         for d in range(first_dim[i], first_dim[i + 1]):
             cell = cell * dim_size[d] + picks[dim_variable[d]]

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.solve.buckets import Floats, Ints, Scope, strides
+from shardwright.planner.remember import KEPT
+from shardwright.planner.solve.buckets import Floats, Ints, Scope, num_cells, strides
 from shardwright.planner.solve.buckets import plan as planned
 from shardwright.planner.solve.core import Core
 from shardwright.planner.solve.exchange import Exchange
@@ -46,14 +48,14 @@ class Network:
         self._sizes = tuple(map(len, self._allowed))
         self._spelling = np.concatenate([*self._allowed, np.zeros(0)]).astype(np.int32)
         self._begin = np.cumsum([0, *self._sizes])[:-1]
-        self._columns, self._base = _flat(kept)
+        self._columns, self._base = flat(kept)
         self._is_forbidden = np.isinf(self._columns[0])
         self._forbidden = np.flatnonzero(self._is_forbidden)
         self._columns[0, self._forbidden] = 0.0
         self._scopes = [scope for scope, _ in kept]
-        self._places = _Places(self._sizes, self._scopes, self._base)
+        self._places = Places(self._sizes, self._scopes, self._base)
         self._fixed = [int(self._base[n]) for n, scope in enumerate(self._scopes) if not scope]
-        self._plan = planned(self._sizes, self._scopes, self._base, self._columns.shape[1])
+        self._plan = planned(self._sizes, tuple(self._scopes))
 
     @property
     def is_wide(self) -> bool:
@@ -121,7 +123,7 @@ class Network:
         return self._spelling[self._begin + picks]
 
 
-class _Places:
+class Places:
     """Where the cells of choices lie in tables one after another."""
 
     def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope], base: Ints) -> None:
@@ -144,7 +146,7 @@ class _Places:
 # -- preparation -----------------------------------------------------------------------------------
 
 
-def _flat(tables: Sequence[tuple[Scope, Floats]]) -> tuple[Floats, Ints]:
+def flat(tables: Sequence[tuple[Scope, Floats]]) -> tuple[Floats, Ints]:
     """Lay tables one after another; also return where each begins."""
     lengths = [math.prod(columns.shape[1:]) for _, columns in tables]
     kinds = len(tables[0][1]) if tables else 2
@@ -163,8 +165,8 @@ def undominated(
     """
     from shardwright.planner.solve.kernels import prune
 
-    columns, base = _flat(tables)
-    first, rows = _touching(sizes, [scope for scope, _ in tables], base)
+    columns, _ = flat(tables)
+    first, rows = _touching(tuple(sizes), tuple([scope for scope, _ in tables]))
     start = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
     kept = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0, np.int64)])
     if len(kept):
@@ -177,11 +179,11 @@ def undominated(
     return found
 
 
-def _touching(
-    sizes: Sequence[int], scopes: Sequence[Scope], base: Ints
-) -> tuple[Ints, tuple[Ints, ...]]:
+@lru_cache(maxsize=KEPT)
+def _touching(sizes: tuple[int, ...], scopes: tuple[Scope, ...]) -> tuple[Ints, tuple[Ints, ...]]:
     """Return where every variable's tables are listed, and these as ``kernels.prune`` takes them."""
     moves = [strides([sizes[v] for v in scope]) for scope in scopes]
+    base = [0, *accumulate([num_cells(sizes, scope) for scope in scopes])]
     mentions = [
         (variable, number, axis)
         for number, scope in enumerate(scopes)
@@ -193,7 +195,7 @@ def _touching(
     near: list[int] = []
     near_strides: list[int] = []
     for _, number, axis in sorted(mentions):
-        low.append(int(base[number]))
+        low.append(base[number])
         steps.append(moves[number][axis])
         for found, row in ((near, scopes[number]), (near_strides, moves[number])):
             found += [*row[:axis], *row[axis + 1 :]]

@@ -74,21 +74,17 @@ def place_modules(
         )
         for number, part in enumerate(placement.parts)
     ]
-    placed = place_parts(graph, parts, placement.whole, samples)
-    if not placement.order:
-        return placed
-    pieces = placed.pipeline.num_microbatches
-    pipeline = Pipeline(schedule="custom", num_microbatches=pieces, order=placement.order)
-    return replace(placed, pipeline=pipeline, label=_label(parts, "custom", pieces))
+    return place_parts(graph, parts, placement.whole, samples, placement.order)
 
 
 def place_parts(
-    graph: OperatorGraph, parts: Sequence[Part], whole: Seed, samples: Samples | None = None
-) -> Strategy:
+    graph: OperatorGraph, parts: Sequence[Part], whole: Seed, samples: Samples | None = None,
+    order: tuple[str, ...] = (),
+) -> Strategy:  # fmt: skip
     """Return the strategy in which every part runs on its own devices.
 
     Parts are listed in the order of the data's way: none may feed an earlier one. ``whole`` gives
-    microbatches, schedule, recomputation and precision. Raises ValueError where an operator belongs
+    microbatches, schedule (unless there is an ``order``), recomputation and precision. Raises ValueError where an operator belongs
     to no part or to two, feeds an earlier part, or a part's degrees do not match its devices.
     """
     samples = samples or find_samples(graph)
@@ -101,8 +97,13 @@ def place_parts(
     ]
     for index in range(len(configs)):
         configs[index] = _without_foreign_sums(graph, configs, index)
+    base = seed_strategy(graph, replace(whole, data=1, tensor=1, stages=1), samples)
+    pipeline = base.pipeline
+    if order:
+        pieces = pipeline.num_microbatches
+        pipeline = Pipeline(schedule="custom", num_microbatches=pieces, order=order)
     return replace(
-        seed_strategy(graph, replace(whole, data=1, tensor=1, stages=1), samples),
+        base,
         meshes=tuple(
             Mesh(axes=one.meshes[0].axes, sizes=one.meshes[0].sizes, devices=part.devices)
             for one, part in zip(strategies, parts, strict=True)
@@ -112,12 +113,14 @@ def place_parts(
             _home(graph, tensor, owner, strategies).parameters[position]
             for position, tensor in enumerate(graph.parameters)
         ),
-        label=_label(parts, whole.schedule, whole.num_microbatches),
+        pipeline=pipeline,
+        label=_label(parts, pipeline),
     )
 
 
-def _label(parts: Sequence[Part], schedule: str, num_microbatches: int) -> str:
+def _label(parts: Sequence[Part], pipeline: Pipeline) -> str:
     """Say what lies where, and in which order microbatches go through it, where there are several."""
+    schedule, num_microbatches = pipeline.schedule, pipeline.num_microbatches
     where = "; ".join(f"{part.seed.label} on {','.join(map(str, part.devices))}" for part in parts)
     if num_microbatches == 1:
         return where

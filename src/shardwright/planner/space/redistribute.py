@@ -12,10 +12,10 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.core.graph import DTYPE_BYTES
+from shardwright.core.graph import DTYPE_BYTES, tensor_bytes
 from shardwright.core.layout import (
     FLAT,
     PARTIAL,
@@ -69,8 +69,7 @@ def reshard_steps(
     Raises ValueError where no sequence exists: a full copy cannot become a partial sum, and shards
     must divide evenly.
     """
-    source = normal(source, axis_sizes)
-    target = normal(target, axis_sizes)
+    source, target = _normal(source, axis_sizes), _normal(target, axis_sizes)
     if source == target:
         return ()
     if FLAT in source or FLAT in target:
@@ -85,11 +84,22 @@ def reshard_steps(
         raise ValueError(
             f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}"
         )
-    layouts = [source, *[step.layout for step in found]]
-    here = [local_bytes(shape, dtype, layout, axis_sizes) for layout in layouts[:-1]]
-    return tuple(
-        [replace(step, bytes=size * step.bytes) for size, step in zip(here, found, strict=True)]
-    )
+    steps, size = list[Step](), tensor_bytes(shape, dtype)
+    for one in found:
+        ends, here = (one.axes, one.from_dim, one.to_dim), size // _pieces(source, axis_sizes)
+        steps.append(_step(one.primitive, *ends, here * one.bytes, one.layout))
+        source = one.layout
+    return tuple(steps)
+
+
+_normal = lru_cache(maxsize=1 << 13)(normal)
+
+
+@lru_cache(maxsize=1 << 13)
+def _pieces(layout: Layout, axis_sizes: tuple[int, ...]) -> int:
+    """Return into how many pieces a layout without flat shards cuts."""
+    pairs = zip(layout, axis_sizes, strict=True)
+    return math.prod([size for placement, size in pairs if shard_dim(placement) >= 0])
 
 
 def _flat_steps(

@@ -46,6 +46,8 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
 # Which ends of a model count as a block where stages have equally many: none, the last, both.
 EVEN_WITH = ((0, 0), (0, 1), (1, 1))
+# Axes beside that of data which may split experts.
+BesideData = tuple[Literal["context", "tensor"], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class Seed:
     height: int = 1
     width: int = 1
     expert: int = 1
-    experts_over: tuple[Literal["context", "tensor"], ...] = ()
+    experts_over: BesideData = ()
     zero: int = 0
     group: int = 1
     keeps: bool = False

@@ -56,8 +56,8 @@ def written_by(func: Any, args: Any, named: Any) -> list[Tensor]:
 
 class Flops(TorchDispatchMode):
     """Counts the flops of products as they run, and says where elements are picked by values, which
-    dtypes results have, which memories are ``written``, and how much of what is made lives on. What has
-    functions among its arguments, such as ``torch.cond``, picks by values."""
+    dtypes results have, which memories are ``used`` and ``written``, and how much of what is made lives on.
+    What has functions among its arguments, such as ``torch.cond``, picks by values."""
 
     supports_higher_order_operators = True
 
@@ -65,11 +65,14 @@ class Flops(TorchDispatchMode):
         super().__init__()
         self.total = 0.0
         self.made: dict[StorageWeakRef, int] = {}
+        self.used: set[int] = set()
         self.written: dict[int, torch.UntypedStorage] = {}
         self.picks, self.makes = picks, makes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        there = {memory._cdata for memory in memories_of((args, given))}
+        self.used |= there
         result = func(*args, **given)
         if isinstance(func, HigherOrderOperator):
             self.picks()
@@ -78,19 +81,17 @@ class Flops(TorchDispatchMode):
             self.picks()
         if isinstance(result, Tensor):
             self.makes(result.dtype)
-        self._note(result, (args, given))
-        if func._schema.is_mutable:
-            memories = (tensor.untyped_storage() for tensor in written_by(func, args, given))
-            self.written |= {one._cdata: one for one in memories}
+        self._note(result, there, written_by(func, args, given) if func._schema.is_mutable else ())
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
             self.total += count(*args, **given, out_val=result)
         return result
 
-    def _note(self, result: Any, given: Any) -> None:
-        there = {memory._cdata for memory in memories_of(given)}
+    def _note(self, result: Any, there: set[int], written: Sequence[Tensor]) -> None:
         new = (memory for memory in memories_of(result) if memory._cdata not in there)
         self.made |= {StorageWeakRef(memory): memory.nbytes() for memory in new}
+        memories = (tensor.untyped_storage() for tensor in written)
+        self.written |= {one._cdata: one for one in memories}
 
     def since(self, begun: tuple[float, int], result: Any) -> Work:
         """Return the work since a ``now``: what lives on is kept, but for the results."""

@@ -63,8 +63,9 @@ def _repeated(
         here = layers.of(name)
         known = dict(zip(_outputs(spans[2]), previous, strict=True))
         known |= {owned[one]: owned[_moved(one, third, here)] for one in own}
+        known |= zip(last, map(_renewed, last), strict=True)
         made += [
-            _anew(_counted_on(_renamed(record, strides, times, third, here), grown, times), known)
+            _with(_counted_on(_renamed(record, strides, times, third, here), grown, times), known)
             for record, grown in zip(spans[3], growth, strict=True)
         ]
         previous = [known[value] for value in last]
@@ -245,21 +246,22 @@ def _number(records: Span) -> None:
             value.producer = place
 
 
-def _anew(record: Record, values: dict[Value, Value]) -> Record:
-    """Return a record of other values that makes values of its own: ``values`` are told."""
-    outputs = tuple([Value(one.meta) for one in record.outputs])
-    values |= dict(zip(record.outputs, outputs, strict=True))
-    return _with(replace(record, outputs=outputs), values)
+def _renewed(value: Value) -> Value:
+    return Value(value.meta)
 
 
 def _with(record: Record, values: Mapping[Value, Value]) -> Record:
-    """Return a record of other values."""
+    """Return a record that reads and makes other values."""
 
     def change(value: Value) -> Value:
         return values.get(value, value)
 
-    kwargs = {key: map_values(one, change) for key, one in record.kwargs.items()}
-    return replace(record, args=tuple(map_values(list(record.args), change)), kwargs=kwargs)
+    return replace(
+        record,
+        args=tuple(map_values(list(record.args), change)),
+        kwargs={key: map_values(one, change) for key, one in record.kwargs.items()},
+        outputs=tuple(map(change, record.outputs)),
+    )
 
 
 def _outputs(records: Sequence[Record]) -> list[Value]:

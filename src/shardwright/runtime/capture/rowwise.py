@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture.following import Following, Seen
-from shardwright.runtime.capture.keeping import PLAIN, changes, fingerprint
+from shardwright.runtime.capture.keeping import PLAIN, Fingerprint, changes, fingerprint
 from shardwright.runtime.capture.owners import FREE, Answers, NotRows, Owners
 from shardwright.runtime.randomness import WithoutDropout
 
@@ -57,6 +57,11 @@ class Given:
         result = functional_call(self.module, dict(state), tuple(args), kwargs)
         return [one for one in pytree.tree_leaves(result) if isinstance(one, Tensor)]
 
+    @cached_property
+    def attributes(self) -> Fingerprint:
+        """What the module keeps in Python, as it was when first asked for."""
+        return fingerprint(self.module)
+
     def wide(self) -> Given:
         """Return the call in float64."""
         state = {name: _wide(one) for name, one in self.state.items()}
@@ -81,7 +86,7 @@ def are_twins(one: Given, other: Given) -> bool:
         and [_kind(leaf) for leaf in one.leaves] == [_kind(leaf) for leaf in other.leaves]
         and _kinds(one.state) == _kinds(other.state)
         and _code(one.module) == _code(other.module)
-        and not changes(fingerprint(one.module), fingerprint(other.module))
+        and not changes(one.attributes, other.attributes)
     )
 
 

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import RunError
-from shardwright.runtime.capture.counting import Flops, Work, is_pick, memories_of, tensors_of
+from shardwright.runtime.capture.counting import Flops, Work, is_pick, tensors_of
 from shardwright.runtime.capture.keeping import PLAIN, changes, fingerprint
 from shardwright.runtime.capture.observe import Real, is_inside
 from shardwright.runtime.capture.prepare import real_twin
@@ -280,7 +280,7 @@ def tail_of(module: nn.Module, given: Passed, count: int) -> Tail:
         for own, other in zip(rest.buffers(), begun.buffers(), strict=True):
             own.copy_(other)
         torch.manual_seed(1)
-        used = _Used()
+        used = Flops(lambda: None, lambda _: None)
         with answered(rest, kept, answers), used:
             found = _run(rest, given.copied())
     # Before a backward frees what lives on.
@@ -356,18 +356,6 @@ def _gradients(result: Any, parameters: Sequence[Tensor]) -> list[Tensor]:
     )
 
 
-class _Used(Flops):
-    """Counts flops, and notes the memory that operators read or write."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: None, lambda _: None)
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.storages |= {memory._cdata for memory in memories_of((args, kwargs))}
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
 class _Asking(TorchDispatchMode):
     """Says when an operator's result has a shape, or is a number, that depends on values."""
 
@@ -395,12 +383,12 @@ def _slots(given: Passed, results: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _tail(
-    module: nn.Module, kept: tuple[str, ...], results: tuple[Any, ...], used: _Used, found: Any
+    module: nn.Module, kept: tuple[str, ...], results: tuple[Any, ...], used: Flops, found: Any
 ) -> Tail:
     """Say what the rest needs: all but what lies in the modules that were called before, and is not used."""
     state, absent = list[str](), list[str]()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        is_used = tensor.untyped_storage()._cdata in used.storages
+        is_used = tensor.untyped_storage()._cdata in used.used
         is_kept = any(is_inside(name, path) for path in kept)
         (state if is_used or not is_kept else absent).append(name)
     return Tail(

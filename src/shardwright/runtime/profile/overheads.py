@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -96,12 +97,36 @@ class Others:
 
 
 def _after(others: Others, run: Callable[[], Any], seconds: float = _SECONDS) -> Timing:
-    """Return what ``run`` takes after other operators ran."""
-    samples: list[float] = []
+    """Return what ``run`` takes after other operators ran, sampled for so many seconds."""
     deadline = time.perf_counter() + min(seconds, others.seconds)
     run()
-    while len(samples) < _FEWEST or (len(samples) < _MOST and time.perf_counter() < deadline):
+
+    def goes_on(count: int) -> bool:
+        return count < _FEWEST or (count < _MOST and time.perf_counter() < deadline)
+
+    return _sampled(others, run, goes_on)
+
+
+def _together(
+    others: Others, run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None
+) -> Timing:
+    """Return what ``run`` takes after other operators ran, and something else that is not timed, on all ranks at
+    the same time and alike often."""
+
+    def before() -> None:
         others()
+        others.meet()
+        prepare()
+
+    return _sampled(before, run, lambda count: count < _UPDATES)
+
+
+def _sampled(
+    before: Callable[[], Any], run: Callable[[], Any], goes_on: Callable[[int], bool]
+) -> Timing:
+    samples: list[float] = []
+    while goes_on(len(samples)):
+        before()
         begin = time.thread_time()
         run()
         samples.append(time.thread_time() - begin)
@@ -208,30 +233,20 @@ def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
         _with_gradients(count, num_bytes, torch.device("cpu")), fused=True
     )
     optimizer.step()
-    samples: list[float] = []
-    for _ in range(_UPDATES):
-        others()
-        others.meet()
-        begin = time.thread_time()
-        optimizer.step()
-        samples.append(time.thread_time() - begin)
-    return summarise(samples)
+    return _together(others, optimizer.step)
 
 
 def _add_seconds(num_bytes: int, others: Others) -> Timing:
     """Time adding what was just made, which caches hold, to one sum of several: to that of its parameter a gradient is
     added once in a microbatch, after all other parameters'."""
     draw = partial(torch.rand, num_bytes // 4)
-    sums = [draw() for _ in range(max(1, min(_MANY, _UPDATED_BYTES // num_bytes)))]
-    source, samples = draw(), list[float]()
-    for turn in range(_UPDATES):
-        others()
-        others.meet()
-        made = source + 1
-        begin = time.thread_time()
-        sums[turn % len(sums)].add_(made)
-        samples.append(time.thread_time() - begin)
-    return summarise(samples)
+    sums = cycle([draw() for _ in range(max(1, min(_MANY, _UPDATED_BYTES // num_bytes)))])
+    source, made = draw(), list[Tensor]()
+
+    def make() -> None:
+        made[:] = [source + 1]
+
+    return _together(others, lambda: next(sums).add_(made[0]), make)
 
 
 def _fused_seconds(count: int, num_bytes: int, device: torch.device) -> Timing:

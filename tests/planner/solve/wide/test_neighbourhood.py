@@ -17,7 +17,7 @@ from tests.planner.solve.wide.problems import cost, highs_optimum, peak, random_
 
 
 def descent(problem, choice, seed=0):
-    return Descent(problem, net_of(problem), room_of(100, 200_000, 16), choice, seed)
+    return Descent(problem, net_of(problem), room_of(100, 200_000), choice, seed)
 
 
 def test_nodes_that_share_nothing_but_memory_exchange_it():

@@ -99,7 +99,7 @@ def test_a_region_is_solved_exactly_whatever_the_rest_is():
         if problem.num_nodes < 3 or np.isinf(optimum(problem)):
             continue
         net = net_of(problem)
-        room = room_of(16, 4096, 8)
+        room = room_of(16, 4096)
         count = problem.num_nodes
         room.node[:count] = np.arange(count)
         room.size[:count] = problem.sizes
@@ -110,7 +110,7 @@ def test_a_region_is_solved_exactly_whatever_the_rest_is():
 
 def test_nodes_of_a_region_without_edges_take_their_cheapest_strategies():
     net = net_of(random_problem(2, num_nodes=4, num_edges=0, most=4))
-    room = room_of(16, 4096, 8)
+    room = room_of(16, 4096)
     room.node[:4] = np.arange(4)
     room.size[:4] = np.diff(net.first)
     solve_region(net, room, 4, np.arange(4), net.cost.copy(), np.zeros(4, np.int64), 4096)
@@ -121,7 +121,7 @@ def test_nodes_of_a_region_without_edges_take_their_cheapest_strategies():
 def test_tables_that_may_not_grow_leave_some_choices_as_they_are():
     problem = compact(random_problem(3, num_nodes=12, num_edges=40, most=4)).problem
     net, count = net_of(problem), problem.num_nodes
-    room = room_of(16, 4096, 8)
+    room = room_of(16, 4096)
     room.node[:count] = np.arange(count)
     room.size[:count] = problem.sizes
     before = np.zeros(count, np.int64)
@@ -138,7 +138,7 @@ def test_a_descent_comes_to_fit_goes_on_fitting_and_may_be_over_the_limit_for_a_
         largest = [
             a + int(problem.usage[a:b].argmax()) for a, b in itertools.pairwise(problem.first)
         ]
-        room = room_of(64, 100_000, 5)
+        room = room_of(64, 100_000)
         descent = Descent(problem, net_of(problem), room, largest - problem.first[:-1], seed)
         assert not descent.fits
         for _ in range(60):

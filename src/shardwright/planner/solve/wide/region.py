@@ -57,12 +57,11 @@ class Room(NamedTuple):
     holder: Ints
     bench: tuple[Ints, Ints, Ints, Ints]  # the factors being summed, as ``sum_out`` takes them
     sizes: Ints  # of the neighbours, and a choice of theirs
-    row: Floats
     ends: Ints  # number of factors, list entries, cells, heap entries
     work: Ints  # cells looked at so far, which whoever counts sets to 0
 
 
-def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
+def room_of(num_nodes: int, num_cells: int) -> Room:
     """Return scratch space for regions of up to that many nodes and table cells."""
     factors = num_nodes * 12
     return Room(
@@ -89,7 +88,6 @@ def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
         holder=np.zeros(num_nodes * 64, dtype=np.int64),
         bench=tuple(np.zeros(factors * size, np.int64) for size in (1, 1, 1, MOST_SCOPE)),
         sizes=np.zeros((2, MOST_SCOPE), dtype=np.int64),
-        row=np.zeros(most_strategies),
         ends=np.zeros(4, dtype=np.int64),
         work=np.zeros(1, dtype=np.int64),
     )
@@ -276,8 +274,7 @@ def _sum_out(net: Net, room: Room, values: Floats, v: int, total: int, begin: in
         sizes[digit] = room.size[room.near[v, digit]]
     sum_out(
         (net.cells, room.cells), room.bench, num_used, values[base : base + room.size[v]],
-        sizes, (room.cells[begin : begin + total], room.picks[begin : begin + total]),
-        (room.row, digits),
+        sizes, (room.cells[begin : begin + total], room.picks[begin : begin + total]), digits,
     )  # fmt: skip
 
 
