@@ -69,6 +69,17 @@ def test_bisection_finds_exactly_the_corners_of_the_hull(seed: int) -> None:
         assert (point.seconds, point.bytes) == pytest.approx((seconds, memory), rel=1e-9)
 
 
+@given(st.integers(0, 10**6))
+def test_a_bisection_that_is_stopped_still_bounds_from_below(seed: int) -> None:
+    graph = random_graph(seed)
+    whole = hull(Elimination.of(graph))
+    ends = hull(Elimination.of(graph), stopped=lambda: True)
+    assert ends.points == tuple(dict.fromkeys((*whole.points[:1], *whole.points[-1:])))
+    for point in whole.points:
+        bound = ends.bound(point.bytes)
+        assert bound <= whole.bound(point.bytes) * (1 + 1e-9) <= point.seconds * (1 + 2e-9)
+
+
 @given(st.integers(0, 10**6), st.floats(0.0, 1.2), st.booleans())
 def test_dual_bound_never_exceeds_the_true_optimum_within_a_limit(
     seed: int, share: float, integers: bool

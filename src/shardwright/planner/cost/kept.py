@@ -51,7 +51,7 @@ KEEPS_NOTHING = frozenset({
     "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "tile", "rot90", "diff", "im2col", "col2im",
     "deg2rad", "rad2deg", "frac", "trunc", "bernoulli", "lift_fresh_copy", "unsafe_chunk", "unsafe_split",
     "unsafe_split_with_sizes", "diag_embed", "diagonal_scatter", "select_scatter", "slice_scatter",
-    "place_slice", "meshgrid", "straight", "affine_grid_generator", "positive", "as_complex", "view_as_complex",
+    "place_slice", "meshgrid", "straight", "affine_grid_generator", "positive", "trace", "cartesian_prod", "as_complex", "view_as_complex",
     "fft_fftshift", "fft_ifftshift", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft",
     "fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
@@ -86,7 +86,7 @@ KEEPS_OPERANDS = frozenset({
 KEEPS_POSITIONS = {
     "embedding": (1,), "gather": (0, 1), "index_select": (1,), "where": (0,), "masked_fill": (1,),
     "index": (1, 2, 3), "scatter": (1,), "scatter_add": (1,),
-    "index_add": (1, 2), "index_copy": (1, 2), "index_fill": (1,), "take_along_dim": (1,),
+    "index_add": (1, 2), "index_copy": (1, 2), "index_fill": (1,), "take_along_dim": (1,), "take": (0, 1),
     "addcdiv": (1, 2), "addcmul": (1, 2), "bilinear": (0, 1, 2), "max_unpool2d": (1,),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ the limit is just met.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,12 +127,13 @@ def least_work(problem: Problem, rounds: tuple[float, float]) -> float:
 
 def solve(
     problem: Problem, arrangement: Arrangement, limit: float, known: tuple[float, float],
-    enough: tuple[float, float],
+    enough: tuple[float, float], stopped: Callable[[], bool] = lambda: False,
 ) -> Explored:  # fmt: skip
     """Solve one arrangement, given its problem; see ``explore``.
 
     ``known`` are the fastest step simulated and the fastest promised so far, ``enough`` is what its whole
-    stages, and what its devices' own work, need not take for more than to set no new bound.
+    stages, and what its devices' own work, need not take for more than to set no new bound. Once ``stopped``
+    it makes do with what it has.
     """
     best, promised = known
     least = exposed_share(problem.context, len(problem.mesh.sizes))
@@ -143,7 +144,7 @@ def solve(
     for hidden, synced in weighings[: 1 if problem.is_wide else None]:
         shares = (max(least, hidden), max(least, synced))
         view = problem.elimination(search_weights(arrangement, *shares))
-        curve = hull(view, CANDIDATES // 2, limit, CLOSE * best)
+        curve = hull(view, CANDIDATES // 2, limit, CLOSE * best, stopped)
         own = curve.bound(limit)
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -100,11 +100,13 @@ def hull(
     max_points: int = 64,
     focus: float | None = None,
     give_up: float = math.inf,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Hull:
     """Find every supported (seconds, bytes) point, at most about ``max_points`` of them.
 
     Beyond that number only the pair of points around ``focus`` bytes is bisected to the end. Where
-    even the fastest point takes more than ``give_up`` seconds, the two ends are enough.
+    even the fastest point takes more than ``give_up`` seconds, the two ends are enough, and so are those found
+    where the caller has ``stopped``.
     """
     ends, floor = _extremes(elimination)
     if not ends:
@@ -114,7 +116,7 @@ def hull(
         max_points, focus = 0, None
     near = math.nan if focus is None else focus
     values: dict[Pair, float] = {}
-    while True:
+    while not stopped():
         pairs = [pair for pair in itertools.pairwise(points) if pair not in values]
         if len(points) > max_points:
             pairs = _around(pairs, near)

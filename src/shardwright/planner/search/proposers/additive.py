@@ -168,7 +168,8 @@ class Solver:
         problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
         known = (pool.fastest, self._promised)
         try:
-            found = solve(problem, arrangement, pool.room, known, self._enough(arrangement))
+            enough = self._enough(arrangement)
+            found = solve(problem, arrangement, pool.room, known, enough, pool.stopped)
         except InputError as error:
             pool.refused.append(f"{arrangement}: {error}")
             self.is_beaten = True
