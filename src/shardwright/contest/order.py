@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.planner.compiled import compiled
+from shardwright.compiled import compiled
 from shardwright.planner.solve.wide.net import links
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 

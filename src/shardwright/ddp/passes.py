@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shardwright.compiled import compiled
 from shardwright.ddp.selecting import BLOCK
-from shardwright.planner.compiled import compiled
 
 FEW = BLOCK // 2  # at most one element of so many is found
 Floats = NDArray[Any]  # of 4 or 8 bytes

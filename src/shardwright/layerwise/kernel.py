@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import numeric
+from shardwright.compiled import numeric
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled, inner
+from shardwright.compiled import compiled, inner
 
 Bytes = NDArray[np.uint8]
 Whole = NDArray[np.int64]

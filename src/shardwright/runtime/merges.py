@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled, inner
+from shardwright.compiled import compiled, inner
 
 Whole = NDArray[np.int64]
 Floats = NDArray[Any]  # of 4 or 8 bytes

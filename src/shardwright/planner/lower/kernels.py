@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.compiled import compiled, fill, inner
 from shardwright.core.program import Kind
-from shardwright.planner.compiled import compiled, fill, inner
 from shardwright.planner.lower.builder import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
 from shardwright.planner.lower.phases import (
     ADDS,

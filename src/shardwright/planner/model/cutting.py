@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled
+from shardwright.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.compiled import compiled, inner
 from shardwright.core.program import ResourceClass
-from shardwright.planner.compiled import compiled, inner
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

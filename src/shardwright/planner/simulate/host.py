@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planner.compiled import compiled
+from shardwright.compiled import compiled
 from shardwright.planner.simulate.columns import Bytes, Floats, Ints
 
 

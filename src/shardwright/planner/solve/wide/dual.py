@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled, inner
+from shardwright.compiled import compiled, inner
 from shardwright.planner.solve.wide.net import FEW, NEAR, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, profile
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled, inner
+from shardwright.compiled import compiled, inner
 from shardwright.planner.solve.wide.net import FEW, NEAR, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints
 from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_region

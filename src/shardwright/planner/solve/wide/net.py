@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.compiled import compiled
+from shardwright.compiled import compiled
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
 # Stands for "forbidden" where sums must stay exact: far above any cost, far below 2**53.

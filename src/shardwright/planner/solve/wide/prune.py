@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled, inner
+from shardwright.compiled import compiled, inner
 from shardwright.planner.solve.wide.net import BIG, WORK, Net
 
 Mask = NDArray[np.bool_]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.compiled import compiled, inner
+from shardwright.compiled import compiled, inner
 from shardwright.planner.solve.kernels import Picks, sum_out
 from shardwright.planner.solve.wide.net import Net
 from shardwright.planner.solve.wide.problem import Floats, Ints

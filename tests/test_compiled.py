@@ -7,7 +7,7 @@ from pathlib import Path
 
 KERNEL = """
 from {module} import Pair
-from shardwright.planner.compiled import compiled
+from shardwright.compiled import compiled
 
 @compiled
 def total(pair):
@@ -67,7 +67,7 @@ def test_a_disk_that_cannot_keep_what_was_compiled_changes_nothing(tmp_path):
 
 
 CALLS = """
-from shardwright.planner.compiled import compiled, inner
+from shardwright.compiled import compiled, inner
 
 @inner
 def added(one, other):

@@ -1,4 +1,4 @@
-"""How the planner compiles its kernels: Numba, cached on disk where that can be written.
+"""How kernels are compiled: Numba, cached on disk where that can be written.
 
 Import this module late: importing Numba takes longer than planning a small model.
 """
