@@ -25,7 +25,7 @@ from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.operators import on_device
-from shardwright.runtime.saved_tensors import look_up_saved
+from shardwright.runtime.saved_tensors import look_up_saved, stand_in
 from shardwright.runtime.transforms import RUNS
 
 # Bytes of a tensor that is updated, and of all at once, of which there are no more than so many.
@@ -145,9 +145,9 @@ def _segment_seconds(others: Others) -> Timing:
     def forward() -> tuple[list[Any], list[Tensor]]:
         held = data[0]
         assert held is not None
-        leaf = held.detach().requires_grad_()
         with torch.enable_grad(), look_up_saved(data, ()):
-            outputs = run(leaf)
+            leaf, made = stand_in(held)
+            outputs = run(made)
             edges = [edge_of(out) for out in outputs]
         data[1] = outputs[0].detach()
         return edges, [leaf]
