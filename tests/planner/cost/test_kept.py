@@ -141,7 +141,6 @@ def test_every_kind_keeps_what_the_table_says() -> None:
 
 def level_and_peak(run: Callable[[], object]) -> tuple[int, int]:
     """Return the bytes that a run leaves, and the most that there were."""
-    gc.collect()
     level = peak = 0
     for _, change in allocations(run):
         level += change
@@ -158,6 +157,16 @@ OTHER_FORMS = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Nothing that others left goes meanwhile."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
 def test_formulas_need_for_a_moment_what_the_table_says() -> None:
     """To one and a half of the largest tensor, where that is no number alone."""
     torch.set_num_threads(1)
@@ -205,6 +214,7 @@ def test_formulas_need_for_a_moment_what_the_table_says() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize(
     ("shapes", "equation"),
     [
