@@ -9,6 +9,13 @@ from shardwright.core.graph import Operator, OperatorGraph
 OPAQUE = "opaque"  # the bare name of every module that runs as one operator
 MODULES = (OPAQUE, "rowwise")  # first words of their kinds
 
+# Names that ATen has twice.
+SAME = {
+    "absolute": "abs", "clip": "clamp", "concat": "cat", "concatenate": "cat", "cross": "linalg_cross",
+    "divide": "div", "ger": "outer", "multiply": "mul", "negative": "neg", "special_erf": "erf",
+    "special_expit": "sigmoid", "subtract": "sub", "true_divide": "div",
+}  # fmt: skip
+
 VIEWS = frozenset({
     "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "expand_as", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
@@ -25,7 +32,7 @@ KEEPS_ORDER = MAY_COPY | {"view", "view_as", "_unsafe_view", "unflatten", "unsqu
 RECURRENCES = {"lstm": "fused", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 
 # Whose operands' gradients are their result's or parts of it, without a copy.
-PASSES_PARTS = frozenset({"cat", "concat", "concatenate", "stack", "sum"})
+PASSES_PARTS = frozenset({"cat", "stack", "sum"})
 PASSES_ALL = frozenset({"add", "add_", "clone", "positive", "lift_fresh_copy"})
 
 
@@ -68,9 +75,10 @@ def passes_gradient(
 ) -> bool:
     """Whether an operand's gradient lies where its result's does, given their (local) shapes."""
     bare = base_kind(operator.kind)
+    bare = SAME.get(bare, bare)
     if bare in PASSES_PARTS:
         return True
-    if bare in PASSES_ALL or (bare in {"sub", "sub_", "subtract"} and position == 0):
+    if bare in PASSES_ALL or (bare in {"sub", "sub_"} and position == 0):
         return operand == result
     return is_view(bare) and math.prod(operand) == math.prod(result)
 

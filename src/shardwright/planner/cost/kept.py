@@ -1,4 +1,4 @@
-"""What autograd keeps of each operator for its backward, and which results share storage.
+"""What autograd keeps of each operator for its backward.
 
 The table restates PyTorch 2.13's derivative formulas as they run on CPU; the tests check it against
 ``torch.autograd.graph.saved_tensors_hooks``. An operator not in the table is taken to keep all its
@@ -23,6 +23,7 @@ from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.planner.cost.derivatives import (
     OPAQUE,
     RECURRENCES,
+    SAME,
     VIEWS,
     base_kind,
     is_identity,
@@ -31,13 +32,6 @@ from shardwright.planner.cost.derivatives import (
 
 Shapes = tuple[tuple[int, ...], ...]
 ExtraBytes = Callable[[Shapes, Shapes], int]
-
-# Names that ATen has twice.
-SAME = {
-    "absolute": "abs", "clip": "clamp", "concat": "cat", "concatenate": "cat", "cross": "linalg_cross",
-    "divide": "div", "ger": "outer", "multiply": "mul", "negative": "neg", "special_erf": "erf",
-    "special_expit": "sigmoid", "subtract": "sub", "true_divide": "div",
-}  # fmt: skip
 
 # Names with nothing to keep: the gradient needs shapes only.
 KEEPS_NOTHING = frozenset({
@@ -51,7 +45,8 @@ KEEPS_NOTHING = frozenset({
     "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "tile", "rot90", "diff", "im2col", "col2im",
     "deg2rad", "rad2deg", "frac", "trunc", "bernoulli", "lift_fresh_copy", "unsafe_chunk", "unsafe_split",
     "unsafe_split_with_sizes", "diag_embed", "diagonal_scatter", "select_scatter", "slice_scatter",
-    "place_slice", "meshgrid", "straight", "affine_grid_generator", "positive", "trace", "cartesian_prod", "as_complex", "view_as_complex",
+    "place_slice", "meshgrid", "straight", "affine_grid_generator", "positive", "trace", "cartesian_prod",
+    "as_complex", "view_as_complex",
     "fft_fftshift", "fft_ifftshift", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft",
     "fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",

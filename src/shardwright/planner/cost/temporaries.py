@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Value
-from shardwright.planner.cost.kept import SAME
+from shardwright.planner.cost.derivatives import SAME
 
 # Of forward.
 MADE = {
@@ -99,27 +99,16 @@ def _contracts(operator: Operator) -> bool:
 def _broadcast(
     bare: str, graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]
 ) -> int:
-    """Return by how much trained operands are less than the gradients that are added up to theirs."""
-    if bare == "matmul":
-        return _matrices(graph, operator, call, values)
-    if bare not in SPREADS and (bare != "einsum" or _contracts(operator)):
+    """Return by how much trained operands are less than the gradients that are added up to theirs: of the result's size,
+    and of products a matrix for each of the result's."""
+    result = call.result_shapes[0]
+    of_matrices = bare == "matmul" and all(len(values[v].shape) > 2 for v in call.operands)
+    if not of_matrices and bare not in SPREADS and (bare != "einsum" or _contracts(operator)):
         return 0
-    whole = math.prod(call.result_shapes[0])
-    return sum(
-        (whole - own) * DTYPE_BYTES[values[value].dtype]
-        for tensor, value in zip(operator.inputs, call.operands, strict=True)
-        if graph.tensors[tensor].needs_gradient and (own := math.prod(values[value].shape)) < whole
-    )
-
-
-def _matrices(graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]) -> int:
-    """Return the same of batches of matrices of which one operand has fewer."""
-    shapes = [values[value].shape for value in call.operands]
-    if min(map(len, shapes)) < 3 or shapes[0][:-2] == shapes[1][:-2]:
-        return 0
-    batch, more = math.prod(call.result_shapes[0][:-2]), 0
+    more = 0
     for tensor, value in zip(operator.inputs, call.operands, strict=True):
-        whole = batch * math.prod(values[value].shape[-2:])
+        shape = values[value].shape
+        whole = math.prod((*result[:-2], *shape[-2:]) if of_matrices else result)
         if graph.tensors[tensor].needs_gradient:
-            more += (whole - math.prod(values[value].shape)) * DTYPE_BYTES[values[value].dtype]
+            more += max(0, whole - math.prod(shape)) * DTYPE_BYTES[values[value].dtype]
     return more
