@@ -108,7 +108,9 @@ def test_what_a_full_host_declines_is_cached_by_the_next(tmp_path):
 
 
 def test_what_no_host_has_room_for_is_asked_for_once(tmp_path):
-    capacities = [1 << 14] * 3 + [1 << 17]  # 16 of an epoch's 90 each; all, and those that move to it
+    capacities = [1 << 14] * 3 + [
+        1 << 17
+    ]  # 16 of an epoch's 90 each; all, and those that move to it
     with contextlib.ExitStack() as opened:
         caches = [opened.enter_context(MinIOCache(one, folder=tmp_path)) for one in capacities]
         servers = [opened.enter_context(CacheServer(one, "127.0.0.1:0", key=KEY)) for one in caches]

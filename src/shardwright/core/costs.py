@@ -101,8 +101,8 @@ def beneath_key(what: str, primitive: str, hosts: int, devices: int, link: str) 
     return f"{what}|{primitive}|{hosts}x{devices}|{link}"
 
 
-# Names what an optimizer with two states takes for one tensor, by its bytes.
-UPDATE = "update"
+# Names what an optimizer takes for one tensor, by its bytes; with fewer than two states see ``update_key``.
+UPDATE, MEASURED_STATES = "update", 2
 # Names what adding a gradient of a later microbatch to the sum of those before takes, by its bytes.
 ADD = "add"
 # Names what compressing a gradient takes, or adding a rank's, by its elements: ``pack|int8|65536``; where some
@@ -111,6 +111,11 @@ PACK = "pack"
 PACK_DENSITIES = (0.001, 0.1)
 # Kernels that an operator's backward starts for one of its forward, about.
 BACKWARD_STARTS = 1.5
+
+
+def update_key(states: int) -> str:
+    """Name what an optimizer takes that keeps so many tensors per parameter."""
+    return f"{UPDATE}|{states}" if states < MEASURED_STATES else UPDATE
 
 
 def meeting_name(what: str, hosts: int, devices: int, link: str) -> str:

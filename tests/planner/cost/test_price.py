@@ -19,6 +19,7 @@ from shardwright.core.costs import (
     CostTable,
     collective_key,
     operator_key,
+    update_key,
 )
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value, resource_classes
@@ -26,9 +27,10 @@ from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Str
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import Rates, collective_seconds, price
 from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.roofline import memory_seconds
 from shardwright.planner.cost.totals import SLOW_HOST, started, total
 from shardwright.planner.cost.transfers import paired_seconds
-from shardwright.planner.cost.update import added_seconds
+from shardwright.planner.cost.update import added_seconds, update_seconds
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.search.models import residual
@@ -168,6 +170,20 @@ def test_every_kind_of_instruction_is_priced_from_its_measurements():
     assert prices.seconds[8] == 0  # no parameters on the second stage
     assert prices.seconds[9] == prices.seconds[0]
     assert (prices.seconds[7] > 0, prices.spread[0]) == (True, pytest.approx(0.3))
+
+
+def test_an_update_is_priced_as_measured_of_an_optimizer_that_keeps_as_much():
+    two, one = ((0.0, 0.0, 0.0), (8.0, 56.0, 7.0)), ((0.0, 0.0, 0.0), (8.0, 51.0, 5.0))
+    older = CostTable(collectives=((UPDATE, two),))
+    newer = CostTable(collectives=((UPDATE, two), (update_key(1), one)))
+    kind = CPU.kind_of(0)
+
+    def seconds(states, costs):
+        return update_seconds(8.0, states, kind, costs).seconds
+
+    assert [seconds(states, older) for states in range(4)] == pytest.approx([24, 40, 56, 72])
+    assert [seconds(states, newer) for states in range(4)] == pytest.approx([24, 51, 56, 72])
+    assert seconds(1, CostTable()) == memory_seconds(8.0 * 5, kind)
 
 
 def test_later_microbatches_also_add_their_gradients_to_the_sum():

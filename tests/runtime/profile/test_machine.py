@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardwright.core.compression import Packing
-from shardwright.core.costs import ADD, PACK, PACK_DENSITIES, UPDATE, collective_key
+from shardwright.core.costs import ADD, PACK, PACK_DENSITIES, collective_key, update_key
 from shardwright.files.clusterfile import read_cluster, write_cluster
 from shardwright.planner.cost import build_costs, collective_seconds
 from shardwright.planner.cost.burden import message_burden
@@ -80,7 +80,10 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
         assert [point[0] for point in points] == [1024, 4096]
         assert collective_seconds(primitive, 1024, (0, 1), cluster, table).source == "measured"
     names = {"segment_seconds", "message_seconds", "update_seconds", "process_bytes"}
-    sizes = [point[0] for point in table.collective_map[UPDATE]]
+    sizes, one, none = [
+        [point[0] for point in table.collective_map[update_key(states)]] for states in (2, 1, 0)
+    ]
+    assert sizes == one == none
     assert sizes == sorted(sizes)
     assert len(sizes) > 3
     assert [point[0] for point in table.collective_map[ADD]] == sizes

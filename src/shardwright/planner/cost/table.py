@@ -23,7 +23,8 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
     """Collect the records made in ``environment``.
 
     Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``, and ``held|...``,
-    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``), ``add|BYTES`` (``ADD``);
+    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` and ``update|STATES|BYTES``
+    (``update_key``), ``add|BYTES`` (``ADD``);
     ``pack|NAME|ELEMENTS`` or ``pack|NAME|DENSITY|ELEMENTS`` (``PACK``);
     ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit; and
     ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of which those of ``graph`` count.

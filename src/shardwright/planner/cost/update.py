@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwright.core.cluster import DeviceKind
-from shardwright.core.costs import ADD, UPDATE, Cost, CostTable
+from shardwright.core.costs import ADD, MEASURED_STATES, UPDATE, Cost, CostTable, update_key
 from shardwright.core.program import Kind, Program
 from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.cost.roofline import memory_seconds
 
-# Measured with two states: the optimizer reads p, g, m, v and writes p, m, v.
-_MEASURED_TOUCHES = 7
 # Reads of the gradient and the sum, and the write of the latter.
 _ADDED_TOUCHES = 3
 
@@ -27,15 +25,24 @@ def added_seconds(sizes: Sequence[float], kind: DeviceKind, table: CostTable) ->
 
 
 def update_seconds(num_bytes: float, states: int, kind: DeviceKind, table: CostTable) -> Cost:
-    """Return the seconds of updating a shard of so many bytes, with ``states`` values kept per
-    element."""
-    touches = 3 + 2 * states
-    points = table.collective_map.get(UPDATE)
-    if not points:
-        return Cost(seconds=memory_seconds(num_bytes * touches, kind))
-    share = touches / _MEASURED_TOUCHES
-    found = interpolate(points, num_bytes)
-    return Cost(seconds=share * found.seconds, spread=share * found.spread, source="measured")
+    """Return the seconds of updating a shard of so many bytes, with ``states`` values kept per element: as measured of
+    such an optimizer, else as one with two states in proportion to the memory that they touch."""
+    touches = _touches(states)
+    for name, kept in (
+        (update_key(states), min(states, MEASURED_STATES)),
+        (UPDATE, MEASURED_STATES),
+    ):
+        if points := table.collective_map.get(name):
+            found, share = interpolate(points, num_bytes), touches / _touches(kept)
+            return Cost(
+                seconds=share * found.seconds, spread=share * found.spread, source="measured"
+            )
+    return Cost(seconds=memory_seconds(num_bytes * touches, kind))
+
+
+def _touches(states: int) -> int:
+    """Return how often an update reads or writes something as large as the parameter: this, its gradient, states."""
+    return 3 + 2 * states
 
 
 def update_all(sizes: Sequence[int], states: int, kind: DeviceKind, table: CostTable) -> Cost:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.core.compression import Packing, kept_elements, packed_bytes
-from shardwright.core.costs import ADD, BACKWARD_STARTS, PACK, PACK_DENSITIES, UPDATE
+from shardwright.core.costs import ADD, BACKWARD_STARTS, PACK, PACK_DENSITIES, UPDATE, update_key
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import Timing, summarise
@@ -59,7 +59,7 @@ def time_overheads(seconds: float = _SECONDS, meet: Meet = lambda: None) -> dict
     return {
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
-        **_update_seconds(partial(_adamw_seconds, others=others), _SIZES, _UPDATED_BYTES),
+        **_updates_on_cpu(others),
         **{f"{ADD}|{size}": _add_seconds(size, others) for size in _SIZES},
         **_pack_seconds(others),
     }
@@ -202,24 +202,37 @@ def _message_seconds(others: Others) -> Timing:
     return _after(others, run)
 
 
+def _updates_on_cpu(others: Others) -> dict[str, Timing]:
+    """Time optimizers by the states they keep, as the executor runs them there (``update.choose_kernels``)."""
+    sgd, momentum = torch.optim.SGD, partial(torch.optim.SGD, momentum=0.9)
+    found: dict[str, Timing] = {}
+    for states, make in enumerate((sgd, momentum, partial(torch.optim.AdamW, fused=True))):
+        step = partial(_step_seconds, make, others)
+        found |= _update_seconds(step, _SIZES, _UPDATED_BYTES, update_key(states))
+    return found
+
+
 def _update_seconds(
-    adamw: Callable[[int, int], Timing], sizes: Sequence[int], most_bytes: int
+    update: Callable[[int, int], Timing],
+    sizes: Sequence[int],
+    most_bytes: int,
+    name: str = UPDATE,
 ) -> dict[str, Timing]:
-    """Time AdamW: once a step, and per tensor of several sizes, no more than so many bytes at one time.
+    """Time an optimizer: once a step, and per tensor of several sizes, no more than so many bytes at one time.
 
     Of large tensors caches hold less from one of the optimizer's kernels to the next.
     """
-    one, many = adamw(1, sizes[0]), adamw(_MANY, sizes[0])
+    one, many = update(1, sizes[0]), update(_MANY, sizes[0])
     small = max(many.seconds - one.seconds, 0.0) / (_MANY - 1)
     once = max(one.seconds - small, 0.0)
     found = {
         "overhead|update_seconds": replace(one, seconds=once),
-        f"{UPDATE}|{sizes[0]}": replace(many, seconds=small, spread=many.spread / _MANY),
+        f"{name}|{sizes[0]}": replace(many, seconds=small, spread=many.spread / _MANY),
     }
     for size in sizes[1:]:
         count = max(1, min(_MANY, most_bytes // size))
-        several = adamw(count, size)
-        found[f"{UPDATE}|{size}"] = replace(
+        several = update(count, size)
+        found[f"{name}|{size}"] = replace(
             several,
             seconds=max(several.seconds - once, 0.0) / count,
             spread=several.spread / count,
@@ -227,11 +240,10 @@ def _update_seconds(
     return found
 
 
-def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
-    """Time it on a CPU, in one kernel (``update.choose_kernels``)."""
-    optimizer = torch.optim.AdamW(
-        _with_gradients(count, num_bytes, torch.device("cpu")), fused=True
-    )
+def _step_seconds(
+    make: Callable[..., torch.optim.Optimizer], others: Others, count: int, num_bytes: int
+) -> Timing:
+    optimizer = make(_with_gradients(count, num_bytes, torch.device("cpu")))
     optimizer.step()
     return _together(others, optimizer.step)
 
