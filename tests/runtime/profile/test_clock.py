@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.runtime.profile.clock import MAX_SAMPLES, measure, summarise
+from shardwright.runtime.profile.clock import MAX_SAMPLES, measure, middle_of, summarise
 
 pytestmark = pytest.mark.torch
 
@@ -50,3 +50,9 @@ def test_unsteady_work_stops_at_the_largest_number_of_samples():
     fake = Fake([0.01, 0.02, 0.03, 0.05])
     measure(fake.run, budget_seconds=60.0, clock=fake.read)
     assert fake.units == MAX_SAMPLES + 2
+
+
+def test_what_disturbs_one_round_of_three_does_not_count():
+    calm, disturbed, short = (summarise([seconds]) for seconds in (1.0, 9.0, 0.5))
+    rounds = [{"a": disturbed, "b": calm}, {"a": calm}, {"a": short, "b": disturbed}]
+    assert middle_of(rounds) == {"a": calm, "b": calm}

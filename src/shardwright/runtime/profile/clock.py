@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 # Shorter samples drown in the clock's and the interpreter's own time.
@@ -12,6 +12,7 @@ SAMPLE_SECONDS = 3e-4
 MIN_SAMPLES = 3
 ENOUGH_SAMPLES = 7
 MAX_SAMPLES = 200
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,17 @@ def summarise(samples: list[float], runs_per_sample: int = 1) -> Timing:
         return Timing(seconds=middle, spread=middle, count=runs_per_sample)
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return Timing(seconds=middle, spread=(high - low) / 2, count=len(samples) * runs_per_sample)
+
+
+def middle_of(rounds: Sequence[Mapping[str, Timing]]) -> dict[str, Timing]:
+    """Return of each name the middle one of the rounds that have it: what else a machine does lasts for seconds, and
+    befalls steps, too."""
+    found: dict[str, list[Timing]] = {}
+    for one in rounds:
+        for name, timing in one.items():
+            found.setdefault(name, []).append(timing)
+    ordered = {name: sorted(times, key=lambda one: one.seconds) for name, times in found.items()}
+    return {name: times[(len(times) - 1) // 2] for name, times in ordered.items()}
 
 
 def measure(

@@ -44,16 +44,17 @@ from shardwright.runtime.profile.beneath import (
     run_through,
     time_beneath,
 )
-from shardwright.runtime.profile.clock import Timing, summarise
+from shardwright.runtime.profile.clock import ROUNDS, Timing, middle_of, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_gpu, time_overheads
 from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
-OVERHEAD_SHARE = 0.1  # of the budget at most, for each of what running a rank costs besides
+OVERHEAD_SHARE = (
+    0.03  # of the budget at most in a round, for each of what running a rank costs besides
+)
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
-_ROUNDS = 3
 # Of one round.
 _MIN_RUNS = 3
 _MAX_RUNS = 70
@@ -235,16 +236,15 @@ def time_alone(
     """Measure on a group that exists already; every rank must call it with equal arguments, but for
     the device that is its ``place``.
 
-    Sizes are bytes as ``core.program.Message`` counts them. Everything has its turn in each of some
-    rounds, of which the middle one counts: what else a machine does lasts for seconds, and befalls
-    steps, too.
+    Sizes are bytes as ``core.program.Message`` counts them. Everything has its turn in each of some rounds
+    (``middle_of``).
     """
     deadline = time.perf_counter() + budget_seconds
-    found: dict[str, list[Timing]] = {}
+    rounds = [dict[str, Timing]() for _ in range(ROUNDS)]
     ticks = ticks_of(place)
     # Small sizes of everything first, so that a short budget still sees every primitive.
     wanted = [(primitive, size) for size in sorted(probe.sizes) for primitive in probe.primitives]
-    total = _ROUNDS * len(wanted)
+    total = ROUNDS * len(wanted)
     for done in range(total):
         primitive, size = wanted[done % len(wanted)]
         share = max(deadline - time.perf_counter(), 0.0) / (total - done)
@@ -256,12 +256,9 @@ def time_alone(
             name = f"{primitive}|{size}"
             timing = timed(run, runs, ticks)
             timing = _halved(timing) if primitive == "transfer" else timing
-            found.setdefault(name, []).append(timing)
+            rounds[done // len(wanted)][name] = timing
         report(done + 1, total)
-    ordered = {
-        name: sorted(rounds, key=lambda timing: timing.seconds) for name, rounds in found.items()
-    }
-    return {name: rounds[(len(rounds) - 1) // 2] for name, rounds in ordered.items()}
+    return middle_of(rounds)
 
 
 def time_busy(

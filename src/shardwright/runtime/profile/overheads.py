@@ -23,7 +23,7 @@ from shardwright.core.compression import Packing, kept_elements, packed_bytes
 from shardwright.core.costs import ADD, BACKWARD_STARTS, PACK, PACK_DENSITIES, UPDATE, update_key
 from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
-from shardwright.runtime.profile.clock import Timing, summarise
+from shardwright.runtime.profile.clock import ROUNDS, Timing, middle_of, summarise
 from shardwright.runtime.profile.operators import on_device
 from shardwright.runtime.saved_tensors import look_up_saved, stand_in
 from shardwright.runtime.transforms import RUNS
@@ -32,11 +32,12 @@ from shardwright.runtime.transforms import RUNS
 _SIZES = (1024, 64 * 1024, 2**20, 4 * 2**20, 16 * 2**20)
 _UPDATED_BYTES, _MANY = 16 * 2**20, 32
 _GPU_SIZES, _GPU_UPDATED_BYTES = (1024, 2**20, 16 * 2**20, 128 * 2**20), 256 * 2**20
-# As many samples as the seconds allow, between these numbers.
-_FEWEST, _MOST, _SECONDS = 9, 200, 0.4
-_UPDATES = 24  # of one size: all ranks must make the same number
+_GPU_SECONDS, _STARTS = 0.4, 9
+# In each round as many samples as the seconds allow, between these numbers.
+_FEWEST, _MOST, _SECONDS = 3, 67, 0.13
+_UPDATES = 8  # of one size: all ranks must make the same number
 # Elements of a gradient that is compressed, the density of selections that are merged, and the seconds for one.
-_ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.03
+_ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.01
 _COLUMNS = (1, 4)  # of factors
 _SUMMED = 4  # ranks whose packs are added up
 _CHAIN = 16  # times four operators
@@ -50,12 +51,17 @@ Meet = Callable[[], object]
 
 def time_overheads(seconds: float = _SECONDS, meet: Meet = lambda: None) -> dict[str, Timing]:
     """Return the fixed seconds of segments, messages and the optimizer, what it takes for one tensor and what adding
-    gradients takes, by bytes, and what compressing takes, by elements; each is sampled for so many ``seconds`` at most.
+    gradients takes, by bytes, and what compressing takes, by elements; each is sampled for so many ``seconds`` at most
+    in every one of some rounds (``middle_of``).
 
     ``meet``: where all ranks of a machine wait for each other, as they do for gradients; then they update at the
     same time, and share its memory.
     """
     others = Others(seconds, meet)
+    return middle_of([_round(others) for _ in range(ROUNDS)])
+
+
+def _round(others: Others) -> dict[str, Timing]:
     return {
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
@@ -177,7 +183,7 @@ def time_starts(device: torch.device) -> Timing:
     data = [torch.rand(shape, device=device) for shape in ((8, 32), (32, 32), (32,))]
     seed = torch.rand((8, 32), device=device)
     samples: list[float] = []
-    for _ in range(_FEWEST):
+    for _ in range(_STARTS):
         torch.cuda.synchronize(device)
         begin = time.perf_counter()
         leaves = [one.detach().requires_grad_() for one in data]
@@ -269,7 +275,7 @@ def _fused_seconds(count: int, num_bytes: int, device: torch.device) -> Timing:
         for _ in range(number):
             optimizer.step()
 
-    return on_device(run, str(device), _SECONDS)
+    return on_device(run, str(device), _GPU_SECONDS)
 
 
 def _with_gradients(count: int, num_bytes: int, device: torch.device) -> list[torch.nn.Parameter]:
