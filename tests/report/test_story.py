@@ -73,6 +73,18 @@ def test_a_message_that_waited_for_the_last_rank_has_sent_for_less_time(story: S
     assert rows["waiting for a rank: gradient synchronisation"] == pytest.approx(0.2)
 
 
+def test_a_message_that_takes_long_beneath_computation_is_explained(story: Story) -> None:
+    plan = story.plans[0]
+    assert plan.measured is not None
+    assert comparison_notes(plan) == ()
+    (message,) = (row for row in differences(plan) if row.name == "gradient synchronisation")
+    long = np.where(np.arange(8) == 6, 1.2 * message.predicted, 0.0)
+    (note,) = comparison_notes(
+        replace(plan, measured=replace(plan.measured, end=plan.measured.end + long))
+    )
+    assert note.startswith("A message counts from when all ranks have come")
+
+
 def test_the_peak_compared_is_the_one_of_all_tables_and_tensors_alone_stand_below(
     story: Story,
 ) -> None:

@@ -12,11 +12,13 @@ from shardwright.core.completion import completions
 from shardwright.core.plan import STALE
 from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.timeline import Timeline
-from shardwright.report.story import WORK, PlanStory, busiest_mesh, seconds_of_work
+from shardwright.report.story import MESSAGES, WORK, PlanStory, busiest_mesh, seconds_of_work
 from shardwright.report.units import bytes_text, seconds_text
 
 # Predictions nearer than this are the same but for rounding.
 SAME = 1e-6
+# A message that takes so many times what is predicted of it is worth a word.
+_LONG = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,13 @@ def comparison_notes(story: PlanStory) -> tuple[str, ...]:
             f"Peak memory of a device is {bytes_text(story.process_bytes)} that a process occupies "
             "before the model, as measured with the machine, and tensors, as their allocator "
             "counted them."
+        )
+    if any(
+        one.name in MESSAGES and one.measured > _LONG * one.predicted for one in differences(story)
+    ):
+        notes.append(
+            "A message counts from when all ranks have come until it is complete. While they compute it waits for a "
+            "core, or its turn on the link; that costs the step something only where the result is needed by then."
         )
     planned, told = story.plan.predicted, story.predicted
     if told.step_seconds < told.together_seconds * (1 - SAME):

@@ -35,6 +35,7 @@ WORK = (
     "update",
     "transfer",
 )
+MESSAGES = WORK[3:7]
 PURPOSE_WORK = {"activation": 3, "gradient": 4, "parameter": 5, "synchronise": 6, "loss": 3}
 KIND_WORK = {
     Kind.FORWARD: 0,
