@@ -12,20 +12,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, tokens
+from outside_models import ROW_WIDTH as WIDTH
+from outside_models import Example, floats, row_batch, tokens, two_layers
 from torch import Tensor, nn
-
-WIDTH = 8
-
-
-def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
-    x = floats(batch_size, *lengths, WIDTH)
-    return {"x": x, "y": x.flip(0) * 0.5}
-
-
-def _mlp(into: int = WIDTH, out: int = WIDTH, hidden: int = 12) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(into, hidden), nn.GELU(), nn.Linear(hidden, out))
-
 
 # -- losses -------------------------------------------------------------------------------------------
 
@@ -78,7 +67,7 @@ def sums_over_samples(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = _mlp()
+            self.net = two_layers()
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             decay = sum(
@@ -86,7 +75,7 @@ def sums_over_samples(batch_size: int = 8) -> Example:
             )
             return 0.05 * F.mse_loss(self.net(x), y, reduction="sum") + 0.01 * decay
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def ratios_per_sample(batch_size: int = 8) -> Example:
@@ -121,7 +110,7 @@ def odd_results(batch_size: int = 8) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.net, self.criterion = (
-                _mlp(),
+                two_layers(),
                 nn.ModuleDict({"main": nn.SmoothL1Loss(beta=0.5), "side": nn.L1Loss()}),
             )
 
@@ -135,7 +124,7 @@ def odd_results(batch_size: int = 8) -> Example:
             }
             return sum(losses.values()).mean(dim=0, keepdim=True).sum(), logs, [out]
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def targets_are_inputs(batch_size: int = 8) -> Example:
@@ -169,7 +158,7 @@ def folded_samples(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.pair = _mlp(), nn.Bilinear(WIDTH, WIDTH, 1)
+            self.net, self.pair = two_layers(), nn.Bilinear(WIDTH, WIDTH, 1)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             b, t, d = x.shape
@@ -185,7 +174,7 @@ def folded_samples(batch_size: int = 8) -> Example:
             both = torch.cat((stacked, stacked.flip(1)), 0).view(2, b, t, d).amax(0)
             return F.mse_loss(both, y) + 0.1 * (meet + halves + odds)
 
-    return Net(), _rows(batch_size, 3)
+    return Net(), row_batch(batch_size, 3)
 
 
 def folded_but_apart(batch_size: int = 8) -> Example:
@@ -194,7 +183,7 @@ def folded_but_apart(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.mix = _mlp(), nn.Linear(3, 3)
+            self.net, self.mix = two_layers(), nn.Linear(3, 3)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             b, t, d = x.shape
@@ -207,7 +196,7 @@ def folded_but_apart(batch_size: int = 8) -> Example:
             windows = h.unfold(1, 2, 1).movedim(-1, 0).reshape(2 * b, t - 1, d).chunk(2, 0)
             return F.mse_loss(h, y) + (windows[0] - windows[1]).square().mean()
 
-    return Net(), _rows(batch_size, 3)
+    return Net(), row_batch(batch_size, 3)
 
 
 def siblings_of_a_batch(batch_size: int = 8) -> Example:
@@ -219,7 +208,7 @@ def siblings_of_a_batch(batch_size: int = 8) -> Example:
             self.net, self.norm, self.predict = (
                 nn.Linear(WIDTH, WIDTH),
                 nn.BatchNorm1d(WIDTH),
-                _mlp(),
+                two_layers(),
             )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -232,7 +221,7 @@ def siblings_of_a_batch(batch_size: int = 8) -> Example:
                 + own.pow(4).mean() * 0.1
             )
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 # -- indices ------------------------------------------------------------------------------------------
@@ -245,7 +234,7 @@ def indices_of_all_kinds(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.table = _mlp(), nn.Parameter(floats(5, WIDTH))
+            self.net, self.table = two_layers(), nn.Parameter(floats(5, WIDTH))
 
         def forward(self, x: Tensor, at: Tensor, y: Tensor) -> Tensor:
             b, t, d = x.shape
@@ -309,7 +298,7 @@ def tables_by_search(batch_size: int = 8) -> Example:
                 + (counts @ self.values.weight).square().mean() * 0.01 + (weights @ self.values.weight).square().mean() * 0.01
             )  # fmt: skip
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def sparse_choices(batch_size: int = 8) -> Example:
@@ -380,7 +369,7 @@ def products_of_all_kinds(batch_size: int = 8) -> Example:
                 + gram.square().sum() * 0.01 + torch.trace(plain).square() * 0.01 + torch.vdot(self.v, multi)
             )  # fmt: skip
 
-    return Net(), _rows(batch_size, 4)
+    return Net(), row_batch(batch_size, 4)
 
 
 def factors_of_matrices(batch_size: int = 8) -> Example:
@@ -412,7 +401,7 @@ def factors_of_matrices(batch_size: int = 8) -> Example:
                 + F.mse_loss(h[..., 4:] @ turn, y[..., 4:]) + (q.abs().sum() * 0)
             )  # fmt: skip
 
-    return Net(), _rows(batch_size, 6)
+    return Net(), row_batch(batch_size, 6)
 
 
 def forces_through_convolutions(batch_size: int = 4) -> Example:
@@ -532,7 +521,7 @@ def recurrences_of_all_kinds(batch_size: int = 4) -> Example:
                 hn.square().mean() + cn.square().mean()
             )
 
-    return Net(), {**_rows(batch_size, 4), "coins": floats(batch_size, 4).sigmoid()}
+    return Net(), {**row_batch(batch_size, 4), "coins": floats(batch_size, 4).sigmoid()}
 
 
 def attentions_by_hand(batch_size: int = 4) -> Example:
@@ -588,7 +577,7 @@ def attentions_by_hand(batch_size: int = 4) -> Example:
             o = (full + local + linear + nystrom).transpose(1, 2).reshape(b, n, -1)
             return F.mse_loss(self.out(o), y)
 
-    return Net(), {**_rows(batch_size, 6), "lengths": tokens(7, batch_size, low=1)}
+    return Net(), {**row_batch(batch_size, 6), "lengths": tokens(7, batch_size, low=1)}
 
 
 def norms_by_hand(batch_size: int = 8) -> Example:
@@ -728,7 +717,7 @@ def views_of_parameters(batch_size: int = 8) -> Example:
                 + (tiled.square().sum() + self.big.T.reshape(-1)[::5].square().sum()) * 0.01
             )
 
-    return Net(), {**_rows(batch_size, 3), "which": tokens(4, batch_size)}
+    return Net(), {**row_batch(batch_size, 3), "which": tokens(4, batch_size)}
 
 
 def strange_names(batch_size: int = 8) -> Example:
@@ -805,7 +794,7 @@ def switched_in_forward(batch_size: int = 8) -> Example:
                 + F.mse_loss(h.detach(), other)
             )
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def recursive(batch_size: int = 8) -> Example:
@@ -839,7 +828,7 @@ def recursive(batch_size: int = 8) -> Example:
             again = self.reduce(parts[:2], 1, known)
             return F.mse_loss(whole + again, y[:, 0])
 
-    return Net(), _rows(batch_size, 5)
+    return Net(), row_batch(batch_size, 5)
 
 
 def shared_across_scales(batch_size: int = 4) -> Example:
@@ -883,7 +872,7 @@ def many_small_states(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = _mlp()
+            self.net = two_layers()
             for name, value in (
                 ("top", torch.zeros(WIDTH)),
                 ("hist", torch.zeros(4)),
@@ -905,7 +894,7 @@ def many_small_states(batch_size: int = 8) -> Example:
             h = h / (self.top + 1) + torch.where(self.flag, 0.1, 0.0) + self.ages * 0.01
             return F.mse_loss(h, y) + (self.hist * 0.1).sum() * h.square().mean()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def mixed_experts_of_lists(batch_size: int = 8) -> Example:
@@ -915,7 +904,9 @@ def mixed_experts_of_lists(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.experts = nn.ModuleList([_mlp(hidden=k) for k in (4, 8, 16)] + [nn.Identity()])
+            self.experts = nn.ModuleList(
+                [two_layers(hidden=k) for k in (4, 8, 16)] + [nn.Identity()]
+            )
             self.gate, self.noise = nn.Linear(WIDTH, 4, bias=False), nn.Linear(WIDTH, 4, bias=False)
 
         def forward(self, x: Tensor, eps: Tensor, y: Tensor) -> Tensor:
@@ -935,7 +926,7 @@ def mixed_experts_of_lists(batch_size: int = 8) -> Example:
             uneven = sum(one.var() / (one.mean() ** 2 + 1e-10) for one in (load, importance))
             return F.mse_loss(mixed, y) + 0.01 * uneven
 
-    return Net(), {**_rows(batch_size), "eps": floats(batch_size, 4)}
+    return Net(), {**row_batch(batch_size), "eps": floats(batch_size, 4)}
 
 
 def wrapped_forward(batch_size: int = 8) -> Example:
@@ -974,7 +965,7 @@ def wrapped_forward(batch_size: int = 8) -> Example:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(self.three(F.mish(self.two(F.gelu(self.one(x))))), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def long_sums(batch_size: int = 8) -> Example:
@@ -1001,4 +992,4 @@ def long_sums(batch_size: int = 8) -> Example:
                 )
             return F.mse_loss(torch.stack(outs[1:]).mean(0), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)

@@ -17,25 +17,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, tokens
+from outside_models import ROW_WIDTH as WIDTH
+from outside_models import Example, floats, row_batch, tokens, two_layers
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-WIDTH = 8
-
-
-def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
-    x = floats(batch_size, *lengths, WIDTH)
-    return {"x": x, "y": x.flip(0) * 0.5}
-
 
 def _labelled(batch_size: int, classes: int = 4) -> dict[str, Tensor]:
     return {"x": floats(batch_size, WIDTH), "labels": tokens(classes, batch_size)}
-
-
-def _mlp(into: int = WIDTH, out: int = WIDTH, hidden: int = 16) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(into, hidden), nn.GELU(), nn.Linear(hidden, out))
 
 
 # -- losses that look at gradients and at each other ------------------------------------------------------
@@ -81,7 +71,7 @@ def gradient_penalty(batch_size: int = 4) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.generator, self.critic = (
-                _mlp(4, WIDTH),
+                two_layers(4, WIDTH),
                 nn.Sequential(nn.Linear(WIDTH, 16), nn.Softplus(), nn.Linear(16, 1)),
             )
             self.register_buffer("mean_path", torch.zeros(()))
@@ -132,7 +122,7 @@ def virtual_adversary(batch_size: int = 4) -> Example:
     class VAT(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = _mlp(WIDTH, 4)
+            self.net = two_layers(WIDTH, 4)
 
         def forward(self, x: Tensor, labels: Tensor, d: Tensor) -> Tensor:
             logits = self.net(x)
@@ -166,7 +156,11 @@ def confused_domains(batch_size: int = 4) -> Example:
     class Dann(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.label, self.domain = _mlp(), nn.Linear(WIDTH, 4), _mlp(WIDTH, 2)
+            self.body, self.label, self.domain = (
+                two_layers(),
+                nn.Linear(WIDTH, 4),
+                two_layers(WIDTH, 2),
+            )
             self.register_buffer("steps", torch.zeros(()))
 
         def forward(self, x: Tensor, labels: Tensor, domain: Tensor) -> Tensor:
@@ -207,7 +201,7 @@ def normalised_gradients(batch_size: int = 4) -> Example:
             target = norms.mean().detach()
             return (self.weights.detach() * losses).sum() + 0.1 * (norms - target).abs().sum()
 
-    return Tasks(), _rows(batch_size)
+    return Tasks(), row_batch(batch_size)
 
 
 def matched_scores(batch_size: int = 4) -> Example:
@@ -286,7 +280,7 @@ def functions_in_new_style(batch_size: int = 4) -> Example:
             values = values + self.bias(places).squeeze(-1)
             return F.mse_loss(Scaled.apply(torch.relu(values), self.w2, 2, False), y)
 
-    return Net(), _rows(batch_size, 3)
+    return Net(), row_batch(batch_size, 3)
 
 
 @functools.cache
@@ -329,7 +323,7 @@ def registered_operator(batch_size: int = 4) -> Example:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(self.two(swish(self.one(x), self.beta)), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def reversible(batch_size: int = 4) -> Example:
@@ -339,7 +333,10 @@ def reversible(batch_size: int = 4) -> Example:
     class RevBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.f, self.g = _mlp(WIDTH // 2, WIDTH // 2, 8), _mlp(WIDTH // 2, WIDTH // 2, 8)
+            self.f, self.g = (
+                two_layers(WIDTH // 2, WIDTH // 2, 8),
+                two_layers(WIDTH // 2, WIDTH // 2, 8),
+            )
 
     class Rev(torch.autograd.Function):
         @staticmethod
@@ -388,7 +385,7 @@ def reversible(batch_size: int = 4) -> Example:
             parameters = [p for block in self.blocks for p in block.parameters()]
             return F.mse_loss(self.head(Rev.apply(x, list(self.blocks), *parameters)), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def checkpoints_of_all_kinds(batch_size: int = 4) -> Example:
@@ -402,7 +399,7 @@ def checkpoints_of_all_kinds(batch_size: int = 4) -> Example:
                 *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(4))
             )
             self.inner, self.drop, self.scale = (
-                _mlp(),
+                two_layers(),
                 nn.Dropout(0.1),
                 nn.Parameter(torch.ones(WIDTH)),
             )
@@ -421,7 +418,7 @@ def checkpoints_of_all_kinds(batch_size: int = 4) -> Example:
             x = checkpoint(self.inner, x, use_reentrant=True)
             return F.mse_loss(x, y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def quantised_by_hand(batch_size: int = 4) -> Example:
@@ -482,7 +479,7 @@ def averaged_in_forward(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.student = _mlp()
+            self.student = two_layers()
             self.teacher = copy.deepcopy(self.student)
             for p in self.teacher.parameters():
                 p.detach_()
@@ -504,7 +501,7 @@ def averaged_in_forward(batch_size: int = 4) -> Example:
                 target = self.teacher(y)
             return F.mse_loss(self.student(x), target) + F.mse_loss(self.student(y), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def queue_by_pointer(batch_size: int = 4) -> Example:
@@ -515,7 +512,7 @@ def queue_by_pointer(batch_size: int = 4) -> Example:
         def __init__(self, size: int = 24) -> None:
             super().__init__()
             self.size = size
-            self.encoder, self.key_encoder = _mlp(), _mlp().requires_grad_(False)
+            self.encoder, self.key_encoder = two_layers(), two_layers().requires_grad_(False)
             self.register_buffer("queue", F.normalize(floats(size, WIDTH), dim=1))
             self.register_buffer("ptr", torch.zeros(1, dtype=torch.long))
 
@@ -532,7 +529,7 @@ def queue_by_pointer(batch_size: int = 4) -> Example:
                 self.ptr.add_(k.shape[0]).remainder_(self.size)
             return F.cross_entropy(logits, torch.zeros(logits.shape[0], dtype=torch.long))
 
-    return Queue(), _rows(batch_size)
+    return Queue(), row_batch(batch_size)
 
 
 def hooks_on_submodules(batch_size: int = 4) -> Example:
@@ -572,7 +569,7 @@ def hooks_on_submodules(batch_size: int = 4) -> Example:
                 handle.remove()
             return F.mse_loss(self.three(input1=h, input2=x), y) + 0.1 * kept[0]
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def features_of_an_extractor(batch_size: int = 2) -> Example:
@@ -675,7 +672,7 @@ def running_balance(batch_size: int = 4) -> Example:
                     self.bias += 0.01 * torch.sign(counts.to(self.bias.dtype).mean() - counts)
             return F.mse_loss(flat + out, y.reshape(-1, d))
 
-    return Balanced(), _rows(batch_size, 3)
+    return Balanced(), row_batch(batch_size, 3)
 
 
 def codebook_by_means(batch_size: int = 4) -> Example:
@@ -749,7 +746,7 @@ def keywords_only(batch_size: int = 4) -> Example:
             super().__init__()
             self.embed, self.layers, self.head = (
                 nn.Embedding(9, WIDTH),
-                nn.ModuleList(_mlp() for _ in range(2)),
+                nn.ModuleList(two_layers() for _ in range(2)),
                 nn.Linear(WIDTH, 9),
             )
 
@@ -872,7 +869,7 @@ def tuples_and_named_ones(batch_size: int = 4) -> Example:
                 "state": state,
             }
 
-    return Net(), _rows(batch_size, 3)
+    return Net(), row_batch(batch_size, 3)
 
 
 def shared_in_odd_places(batch_size: int = 4) -> Example:
@@ -967,7 +964,7 @@ def written_in_place(batch_size: int = 4) -> Example:
                 out[:, i].mul_(1.0 + 0.1 * i)
             return F.mse_loss(out, y) + (square @ square.mT).mean()
 
-    return Net(), _rows(batch_size, 4)
+    return Net(), row_batch(batch_size, 4)
 
 
 def strided_windows(batch_size: int = 4) -> Example:
@@ -1044,7 +1041,11 @@ def losses_of_pairs(batch_size: int = 6) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.scalar, self.many = _mlp(), nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 5)
+            self.body, self.scalar, self.many = (
+                two_layers(),
+                nn.Linear(WIDTH, 1),
+                nn.Linear(WIDTH, 5),
+            )
             self.frames = nn.Linear(WIDTH, 6 * 7)
             self.log_vars = nn.Parameter(torch.zeros(9))
 
@@ -1125,7 +1126,7 @@ def sizes_in_python(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.head = _mlp(), nn.Linear(WIDTH, 4)
+            self.net, self.head = two_layers(), nn.Linear(WIDTH, 4)
 
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
             n = x.shape[0]
@@ -1246,7 +1247,7 @@ def members_by_vmap(batch_size: int = 4) -> Example:
     class Ensemble(nn.Module):
         def __init__(self, members: int = 3) -> None:
             super().__init__()
-            nets = [_mlp(WIDTH, 4) for _ in range(members)]
+            nets = [two_layers(WIDTH, 4) for _ in range(members)]
             parameters, _ = torch.func.stack_module_state(nets)
             self.names = list(parameters)
             self.stacked = nn.ParameterList(nn.Parameter(p.detach()) for p in parameters.values())
@@ -1295,7 +1296,7 @@ def subclassed(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = _mlp()
+            self.net = two_layers()
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             h = x.as_subclass(Tagged)
@@ -1303,7 +1304,7 @@ def subclassed(batch_size: int = 4) -> Example:
             h = self.net(h)
             return F.mse_loss(h.as_subclass(Tensor), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def mixed_parameters(batch_size: int = 4) -> Example:
@@ -1324,7 +1325,7 @@ def mixed_parameters(batch_size: int = 4) -> Example:
             h = F.relu(h + F.linear(h, weight.to(h.dtype)))
             return F.mse_loss(self.two(h), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def parametrised_twice(batch_size: int = 4) -> Example:
@@ -1366,7 +1367,7 @@ def parametrised_twice(batch_size: int = 4) -> Example:
                     + 0.01 * self.one.weight.abs().mean()
                 )
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def contexts_and_decorators(batch_size: int = 4) -> Example:
@@ -1432,7 +1433,7 @@ def contexts_and_decorators(batch_size: int = 4) -> Example:
                 total = total * weight
             return total.mean()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def scripted_pieces(batch_size: int = 4) -> Example:
@@ -1469,7 +1470,7 @@ def scripted_pieces(batch_size: int = 4) -> Example:
             torch._assert(h.shape[-1] == 12, "wrong width")
             return F.mse_loss(self.two(h), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def biases_of_the_batch(batch_size: int = 4) -> Example:
@@ -1478,7 +1479,7 @@ def biases_of_the_batch(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.mix = _mlp(), nn.Linear(2 * WIDTH, WIDTH)
+            self.net, self.mix = two_layers(), nn.Linear(2 * WIDTH, WIDTH)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             h = self.net(x)
@@ -1490,7 +1491,7 @@ def biases_of_the_batch(batch_size: int = 4) -> Example:
             out = self.mix(torch.cat((h + before + summed, best.expand_as(h)), 1))
             return F.mse_loss(out * (1 + 0.1 * ranks.to(h.dtype)[:, None]), y + y[0] - y[-1])
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def last_step_only(batch_size: int = 4) -> Example:
@@ -1538,4 +1539,4 @@ def one_sample(batch_size: int = 4) -> Example:
             h, _ = self.attend(h, h, h, need_weights=False)
             return F.binary_cross_entropy(self.head(h).squeeze(1).sigmoid(), y[:, :1].sigmoid())
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)

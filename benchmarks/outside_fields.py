@@ -12,16 +12,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, tokens
+from outside_models import ROW_WIDTH as WIDTH
+from outside_models import Example, floats, row_batch, tokens
 from torch import Tensor, nn
-
-WIDTH = 8
-
-
-def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
-    x = floats(batch_size, *lengths, WIDTH)
-    return {"x": x, "y": x.flip(0) * 0.5}
-
 
 # -- sequences ----------------------------------------------------------------------------------------
 
@@ -62,7 +55,7 @@ def min_gru(batch_size: int = 4) -> Example:
                 x = F.gelu(ff(norm2(x))) + x
             return F.smooth_l1_loss(x, y)
 
-    return Net(), _rows(batch_size, 6)
+    return Net(), row_batch(batch_size, 6)
 
 
 def s5(batch_size: int = 4) -> Example:
@@ -202,7 +195,7 @@ def fast_weights_at_test_time(batch_size: int = 4) -> Example:
             out = x + self.norm(torch.cat(outs, 1))
             return F.mse_loss(out, y)
 
-    return TTT(), _rows(batch_size, 8)
+    return TTT(), row_batch(batch_size, 8)
 
 
 def controlled_equation(batch_size: int = 4) -> Example:
@@ -2222,7 +2215,7 @@ def product_keys(batch_size: int = 4) -> Example:
             ).view(b, t, -1)
             return F.mse_loss(x + out * F.silu(self.gate(x)), y)
 
-    return Memory(), _rows(batch_size, 5)
+    return Memory(), row_batch(batch_size, 5)
 
 
 def spikes(batch_size: int = 4) -> Example:

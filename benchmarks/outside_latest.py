@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, tokens
+from outside_models import Example, floats, token_loss, tokens
 from torch import Tensor, nn
 
 WIDTH = 8
@@ -26,10 +26,6 @@ def _words(batch_size: int, length: int = 8, vocabulary: int = 20) -> dict[str, 
 def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
     x = floats(batch_size, *lengths, WIDTH)
     return {"x": x, "y": x.roll(1, -1) * 0.5}
-
-
-def _told(scores: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
 
 
 def _causal(length: int) -> Tensor:
@@ -79,7 +75,7 @@ def differential_attention(batch_size: int = 4) -> Example:
             h = self.embed(ids)
             for norm, layer in zip(self.norms, self.layers, strict=True):
                 h = h + layer(norm(h))
-            return _told(self.head(h), labels)
+            return token_loss(self.head(h), labels)
 
     return Net(), _words(batch_size)
 
@@ -111,7 +107,7 @@ def forgetting_attention(batch_size: int = 4) -> Example:
                 F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, attn_mask=bias
             )
             made = made.transpose(1, 2).flatten(2) * torch.sigmoid(self.gate(h))
-            return _told(self.head(h + self.out(made)), labels)
+            return token_loss(self.head(h + self.out(made)), labels)
 
     return Net(), _words(batch_size)
 
@@ -153,7 +149,7 @@ def chosen_blocks(batch_size: int = 4) -> Example:
             near = F.scaled_dot_product_attention(q, k, v, attn_mask=near)
             g = torch.sigmoid(self.gates(h)).unsqueeze(-1)
             made = g[:, :, 0] * (coarse @ cv) + g[:, :, 1] * fine + g[:, :, 2] * near
-            return _told(self.head(h + made), labels)
+            return token_loss(self.head(h + made), labels)
 
     return Net(), _words(batch_size)
 
@@ -187,7 +183,7 @@ def factored_attention(batch_size: int = 4) -> Example:
                 c = c if name == "v" else self.turned(c)
                 made.append(torch.einsum("bsrh,bsrd->bhsd", a, c) / self.rank)
             out = F.scaled_dot_product_attention(*made, is_causal=True)
-            return _told(self.head(h + self.out(out.transpose(1, 2).flatten(2))), labels)
+            return token_loss(self.head(h + self.out(out.transpose(1, 2).flatten(2))), labels)
 
     return Net(), _words(batch_size)
 
@@ -295,8 +291,8 @@ def bytes_in_patches(batch_size: int = 4) -> Example:
                 pooled, mask=~_causal(s), src_key_padding_mask=count == 0, is_causal=True
             ).masked_fill((count == 0).unsqueeze(-1), 0.0)
             spread = torch.gather(latent, 1, patch.unsqueeze(-1).expand(-1, -1, WIDTH))
-            loss = _told(self.head(torch.cat([local, spread], -1)), labels)
-            return loss + _told(self.small(ids), labels)
+            loss = token_loss(self.head(torch.cat([local, spread], -1)), labels)
+            return loss + token_loss(self.small(ids), labels)
 
     return Net(), _words(batch_size)
 
@@ -326,7 +322,7 @@ def recursion_by_router(batch_size: int = 4) -> Example:
                 h = h.scatter(1, at, h.gather(1, at) + weight.unsqueeze(-1) * run)
                 target = torch.zeros_like(score).scatter(1, index, 1.0)
                 extra = extra + F.binary_cross_entropy(score, target.detach())
-            return _told(self.head(h), labels) + 0.01 * extra
+            return token_loss(self.head(h), labels) + 0.01 * extra
 
     return Net(), _words(batch_size)
 
@@ -358,12 +354,14 @@ def tokens_ahead(batch_size: int = 4) -> Example:
             h = self.embed(ids)
             for block in self.trunk:
                 h = block(h, src_mask=mask)
-            losses = [_told(self.said(h), labels)]
+            losses = [token_loss(self.said(h), labels)]
             for depth, part in enumerate(self.ahead, 1):
                 later = self.embed(ids.roll(-depth, 1))
                 h = part["join"](torch.cat([part["hidden"](h), part["token"](later)], -1))
                 h = part["block"](h, src_mask=mask)
-                losses.append(_told(self.said(h)[:, :-depth], labels.roll(-depth, 1)[:, :-depth]))
+                losses.append(
+                    token_loss(self.said(h)[:, :-depth], labels.roll(-depth, 1)[:, :-depth])
+                )
             return losses[0] + 0.3 * torch.stack(losses[1:]).mean()
 
     return Net(), _words(batch_size)

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 Example = tuple[nn.Module, dict[str, Tensor]]
 WIDTH = 16
+ROW_WIDTH = 8
 
 
 def floats(*shape: int) -> Tensor:
@@ -24,6 +25,22 @@ def floats(*shape: int) -> Tensor:
 def tokens(high: int, *shape: int, low: int = 0) -> Tensor:
     """Return integers below ``high``, the same on every call."""
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(2))
+
+
+def row_batch(batch_size: int, *lengths: int) -> dict[str, Tensor]:
+    """Return rows and what is to be made of them: others'."""
+    x = floats(batch_size, *lengths, ROW_WIDTH)
+    return {"x": x, "y": x.flip(0) * 0.5}
+
+
+def two_layers(into: int = ROW_WIDTH, out: int = ROW_WIDTH, hidden: int = 12) -> nn.Sequential:
+    """Return a perceptron."""
+    return nn.Sequential(nn.Linear(into, hidden), nn.GELU(), nn.Linear(hidden, out))
+
+
+def token_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of every token."""
+    return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
 
 
 class WithLoss(nn.Module):

@@ -13,32 +13,27 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, tokens
+from outside_models import (
+    ROW_WIDTH as WIDTH,
+)
+from outside_models import (
+    Example,
+    floats,
+    row_batch,
+    token_loss,
+    tokens,
+    two_layers,
+)
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, stack_module_state, vjp, vmap
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint_sequential
 
-WIDTH = 8
-
-
-def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
-    x = floats(batch_size, *lengths, WIDTH)
-    return {"x": x, "y": x.flip(0) * 0.5}
-
 
 def _words(batch_size: int, length: int = 6) -> dict[str, Tensor]:
     ids = tokens(20, batch_size, length, low=1)
     return {"ids": ids, "labels": ids.roll(1, 1)}
-
-
-def _mlp(into: int = WIDTH, out: int = WIDTH, hidden: int = 12) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(into, hidden), nn.GELU(), nn.Linear(hidden, out))
-
-
-def _told(scores: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
 
 
 # -- products that few write -------------------------------------------------------------------------
@@ -63,7 +58,7 @@ def kronecker_layers(batch_size: int = 8) -> Example:
             )
             return F.mse_loss(self.out(h), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def tensor_contractions(batch_size: int = 8) -> Example:
@@ -90,7 +85,7 @@ def tensor_contractions(batch_size: int = 8) -> Example:
             full = torch.tensordot(s, self.keys, 1)
             return F.mse_loss(h.flatten(1) + full, y) + t.pow(2).mean()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def renormed_rows(batch_size: int = 8) -> Example:
@@ -106,7 +101,7 @@ def renormed_rows(batch_size: int = 8) -> Example:
             h = F.linear(x.renorm(2, 0, 2.0), self.weight.renorm(p=2, dim=0, maxnorm=1.0))
             return F.mse_loss(self.out(torch.renorm(h.tanh(), 1, 1, 3.0)), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def solved_by_factors(batch_size: int = 8) -> Example:
@@ -126,7 +121,7 @@ def solved_by_factors(batch_size: int = 8) -> Example:
             z = torch.linalg.lu_solve(lu, pivots, x.t()).t()
             return F.mse_loss(second.flatten(1) + z, y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def dotted_einsums(batch_size: int = 8) -> Example:
@@ -146,7 +141,7 @@ def dotted_einsums(batch_size: int = 8) -> Example:
             q = torch.einsum("...id,...jd->...ij", g, x).softmax(-1) @ o
             return F.mse_loss(q + s.mT[..., None] * 0.1, y)
 
-    return Net(), _rows(batch_size, 5)
+    return Net(), row_batch(batch_size, 5)
 
 
 # -- scans and sequences -----------------------------------------------------------------------------
@@ -206,7 +201,7 @@ def mamba_pasted(batch_size: int = 8) -> Example:
             x = self.embed(ids)
             for norm, layer in zip(self.norms, self.layers):
                 x = x + layer(norm(x))
-            return _told(self.head(self.norms[-1](x)), labels)
+            return token_loss(self.head(self.norms[-1](x)), labels)
 
     return Net(), _words(batch_size, 8)
 
@@ -269,7 +264,7 @@ def rotary_variants(batch_size: int = 8) -> Example:
             self.head = nn.Linear(WIDTH, 20)
 
         def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-            return _told(self.head(self.layers(self.embed(ids))), labels)
+            return token_loss(self.head(self.layers(self.embed(ids))), labels)
 
     return Net(), _words(batch_size)
 
@@ -310,7 +305,7 @@ def mixture_of_depths(batch_size: int = 8) -> Example:
             for layer in self.layers:
                 x, loss = layer(x)
                 aux.append(loss)
-            return _told(self.head(x), labels) + 0.1 * torch.stack(aux).mean()
+            return token_loss(self.head(x), labels) + 0.1 * torch.stack(aux).mean()
 
     return Net(), _words(batch_size)
 
@@ -452,7 +447,7 @@ def efficient_kan(batch_size: int = 8) -> Example:
                 x = layer(x.tanh())
             return F.mse_loss(x, y) + 1e-3 * sum(layer.penalty() for layer in self.layers)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def convolved_by_fft(batch_size: int = 8) -> Example:
@@ -505,7 +500,7 @@ def complex_attention(batch_size: int = 8) -> Example:
             t = torch.polar(y[..., :4].abs(), y[..., 4:])
             return (z - t).abs().pow(2).mean() + (1 - torch.cos(z.angle() - t.angle())).mean()
 
-    return Net(), _rows(batch_size, 5)
+    return Net(), row_batch(batch_size, 5)
 
 
 def warped_fields(batch_size: int = 8) -> Example:
@@ -555,13 +550,13 @@ def shared_in_three_places(batch_size: int = 8) -> Example:
             self.decoder.weight = self.encoder.weight
             self.head.weight = self.encoder.weight
             self.norm = nn.LayerNorm(WIDTH)
-            self.stack = nn.Sequential(_mlp(), self.norm, _mlp(), self.norm)
+            self.stack = nn.Sequential(two_layers(), self.norm, two_layers(), self.norm)
 
         def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
             h = self.stack(self.encoder(ids)).mean(1, keepdim=True)
             h = self.norm(h + self.decoder(labels))
             soft = self.head(h).softmax(-1) @ self.encoder.weight
-            return _told(self.head(h + soft), labels)
+            return token_loss(self.head(h + soft), labels)
 
     return Net(), _words(batch_size)
 
@@ -586,7 +581,7 @@ def parametrized_thrice(batch_size: int = 8) -> Example:
                 h = self.e(self.d(h)) + self.e(h)
             return F.mse_loss(self.g(self.f(h)), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def frozen_in_part(batch_size: int = 8) -> Example:
@@ -614,7 +609,7 @@ def frozen_in_part(batch_size: int = 8) -> Example:
             is_new = ids < 3
             h = torch.where(is_new[..., None], self.extra(ids.clamp(max=2)), self.table(ids))
             h = self.trunk(h.flatten(0, 1))
-            return _told(self.head(self.tuned(h)), labels)
+            return token_loss(self.head(self.tuned(h)), labels)
 
     return Net(), _words(batch_size)
 
@@ -642,7 +637,7 @@ def lists_and_dicts_of_weights(batch_size: int = 8) -> Example:
             )
             return F.mse_loss(x, y) + 1e-3 * every.flatten(1).norm(dim=1).sum()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def lazily_made(batch_size: int = 8) -> Example:
@@ -694,7 +689,7 @@ def low_rank_plus_sparse(batch_size: int = 8) -> Example:
             h = h + x @ self.u @ self.v + F.linear(x, self.sparse * self.mask)
             return F.mse_loss(self.butterfly(h), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 # -- functions of one's own and of functions -----------------------------------------------------------
@@ -725,7 +720,7 @@ def function_with_a_mask(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.out = _mlp(out=12), nn.Linear(4, WIDTH)
+            self.net, self.out = two_layers(out=12), nn.Linear(4, WIDTH)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             h = self.net(x)
@@ -733,7 +728,7 @@ def function_with_a_mask(batch_size: int = 8) -> Example:
             rest = h.masked_fill(mask, 0.0)
             return F.mse_loss(self.out(values), y) + rest.pow(2).mean()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 class _Swish(torch.autograd.Function):
@@ -768,7 +763,7 @@ def function_without_all_gradients(batch_size: int = 8) -> Example:
             h, gate = _Swish.apply(self.b(h))
             return F.mse_loss(self.c(h * gate), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def functions_of_functions(batch_size: int = 8) -> Example:
@@ -778,7 +773,7 @@ def functions_of_functions(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.rate = _mlp(), nn.Parameter(torch.tensor(0.1))
+            self.net, self.rate = two_layers(), nn.Parameter(torch.tensor(0.1))
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             weights = dict(self.net.named_parameters())
@@ -793,7 +788,7 @@ def functions_of_functions(batch_size: int = 8) -> Example:
             jacobians = vmap(jacrev(self.net))(x)
             return loss_of(fast) + along.pow(2).mean() + 0.1 * jacobians.pow(2).mean()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def ensemble_of_states(batch_size: int = 8) -> Example:
@@ -802,7 +797,7 @@ def ensemble_of_states(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.members = nn.ModuleList(_mlp() for _ in range(3))
+            self.members = nn.ModuleList(two_layers() for _ in range(3))
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             names = [name for name, _ in self.members[0].named_parameters()]
@@ -817,7 +812,7 @@ def ensemble_of_states(batch_size: int = 8) -> Example:
             found = vmap(one)(stacked, views)
             return F.mse_loss(found.mean(0), y) - 0.01 * found.var(0).mean()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def checkpointed_in_sequence(batch_size: int = 8) -> Example:
@@ -838,7 +833,7 @@ def checkpointed_in_sequence(batch_size: int = 8) -> Example:
             h = checkpoint_sequential(self.body, 3, x, use_reentrant=False)
             return F.mse_loss(self.head(h), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 # -- hooks, writes, forms of results -------------------------------------------------------------------
@@ -858,7 +853,7 @@ def hooks_before_and_behind(batch_size: int = 8) -> Example:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(self.c(self.b(self.a(x).relu())), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def written_through_views(batch_size: int = 8) -> Example:
@@ -885,7 +880,7 @@ def written_through_views(batch_size: int = 8) -> Example:
                 cache[:, i] = h[:, i] + (cache[:, i - 1] if i else 0)
             return F.mse_loss(self.out(cache), y)
 
-    return Net(), _rows(batch_size, 5)
+    return Net(), row_batch(batch_size, 5)
 
 
 class _Found(NamedTuple):
@@ -910,7 +905,7 @@ def results_of_many_forms(batch_size: int = 8) -> Example:
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.score = _mlp(), nn.Linear(WIDTH, 1)
+            self.net, self.score = two_layers(), nn.Linear(WIDTH, 1)
 
         def forward(self, x: Tensor) -> _Found:
             h = self.net(x)
@@ -937,7 +932,7 @@ def results_of_many_forms(batch_size: int = 8) -> Example:
             reg = found.extra["norm"].mean()
             return _Output(nll + 0.1 * reg, pair.mean, {"nll": nll, "reg": reg})
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def losses_by_name(batch_size: int = 8) -> Example:
@@ -946,7 +941,7 @@ def losses_by_name(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.cls = _mlp(), nn.Linear(WIDTH, 4)
+            self.net, self.cls = two_layers(), nn.Linear(WIDTH, 4)
             self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
         def forward(self, x: Tensor, y: Tensor, label: Tensor) -> dict[str, Tensor]:
@@ -962,7 +957,7 @@ def losses_by_name(batch_size: int = 8) -> Example:
             total = losses["regression"] + losses["classes"] + warm * losses["sparsity"]
             return {**losses, "loss": total}
 
-    return Net(), {**_rows(batch_size), "label": tokens(4, batch_size)}
+    return Net(), {**row_batch(batch_size), "label": tokens(4, batch_size)}
 
 
 # -- losses over pairs and groups -----------------------------------------------------------------------
@@ -974,7 +969,7 @@ def sums_over_pairs(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = _mlp()
+            self.net = two_layers()
 
         def forward(self, x: Tensor, label: Tensor) -> Tensor:
             z = F.normalize(self.net(x), dim=-1)
@@ -1068,7 +1063,7 @@ def momentum_target(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.online, self.predictor = _mlp(), _mlp()
+            self.online, self.predictor = two_layers(), two_layers()
             for name, p in self.online.named_parameters():
                 self.register_buffer("target_" + name.replace(".", "_"), p.detach().clone())
 
@@ -1089,7 +1084,7 @@ def momentum_target(batch_size: int = 8) -> Example:
             z = F.normalize(self.online(y).detach(), dim=-1)
             return 2 - 2 * (p * goal).sum(-1).mean() - 0.5 * (p * z).sum(-1).mean()
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def scaled_by_hand(batch_size: int = 8) -> Example:
@@ -1098,7 +1093,7 @@ def scaled_by_hand(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = _mlp()
+            self.net = two_layers()
             self.register_buffer("scale", torch.tensor(4.0))
             self.register_buffer("good", torch.zeros((), dtype=torch.int))
 
@@ -1113,7 +1108,7 @@ def scaled_by_hand(batch_size: int = 8) -> Example:
                 self.scale.mul_(torch.where(self.good % 2 == 0, 2.0, 1.0))
             return loss + penalty
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def branches_in_training(batch_size: int = 8) -> Example:
@@ -1122,7 +1117,7 @@ def branches_in_training(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self, aux: bool = True) -> None:
             super().__init__()
-            self.stages = nn.ModuleList(_mlp() for _ in range(3))
+            self.stages = nn.ModuleList(two_layers() for _ in range(3))
             self.exits = nn.ModuleList(nn.Linear(WIDTH, 4) for _ in range(3))
             self.aux, self.noise = aux, 0.1
 
@@ -1212,7 +1207,7 @@ def counted_in_buffers(batch_size: int = 8) -> Example:
             usage = (self.used + 1) / (self.used + 1).sum()
             return F.mse_loss(self.code((white / heat).softmax(-1) - usage), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def scripted_parts(batch_size: int = 8) -> Example:
@@ -1237,7 +1232,7 @@ def scripted_parts(batch_size: int = 8) -> Example:
             h = fused_gelu(self.up(x), self.bias)
             return F.mse_loss(self.out(gated(*self.two(h).chunk(2, -1))), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def graphs_as_one(batch_size: int = 8) -> Example:
@@ -1247,7 +1242,7 @@ def graphs_as_one(batch_size: int = 8) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.eps = nn.Parameter(torch.zeros(()))
-            self.gin, self.sage = _mlp(), nn.Linear(2 * WIDTH, WIDTH)
+            self.gin, self.sage = two_layers(), nn.Linear(2 * WIDTH, WIDTH)
             self.pool, self.out = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 4)
             self.virtual = nn.Parameter(floats(1, 1, WIDTH))
 
@@ -1283,7 +1278,7 @@ def vector_quantised_diffusion(batch_size: int = 8) -> Example:
             self.register_buffer("one", torch.stack(one))
             self.register_buffer("every", torch.stack(every))
             self.embed, self.time = nn.Embedding(6, WIDTH), nn.Embedding(5, WIDTH)
-            self.net, self.head = _mlp(), nn.Linear(WIDTH, 6)
+            self.net, self.head = two_layers(), nn.Linear(WIDTH, 6)
 
         def forward(self, words: Tensor, t: Tensor, draws: Tensor) -> Tensor:
             start = F.one_hot(words, 6).to(self.every.dtype)

@@ -11,21 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, tokens
+from outside_models import ROW_WIDTH as WIDTH
+from outside_models import Example, floats, row_batch, tokens, two_layers
 from torch import Tensor, nn
 from torch.autograd import Function
-
-WIDTH = 8
-
-
-def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
-    x = floats(batch_size, *lengths, WIDTH)
-    return {"x": x, "y": x.flip(0) * 0.5}
-
-
-def _mlp(into: int = WIDTH, out: int = WIDTH, hidden: int = 12) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(into, hidden), nn.SiLU(), nn.Linear(hidden, out))
-
 
 # -- structured layers -------------------------------------------------------------------------------
 
@@ -59,7 +48,7 @@ def monarch_layers(batch_size: int = 8) -> Example:
             h = h + self.places(self.norm(h).mT).mT
             return F.mse_loss(h, y)
 
-    return Net(), _rows(batch_size, 6)
+    return Net(), row_batch(batch_size, 6)
 
 
 def circulant_layers(batch_size: int = 8) -> Example:
@@ -85,7 +74,7 @@ def circulant_layers(batch_size: int = 8) -> Example:
             h = torch.fft.irfft(torch.fft.rfft(h, n=wide) * torch.fft.rfft(column), n=wide)
             return F.mse_loss(h[..., :WIDTH], y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def tensor_trains(batch_size: int = 8) -> Example:
@@ -122,7 +111,7 @@ def rotations_by_exponentials(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.skew = _mlp(WIDTH, 3), nn.Parameter(floats(WIDTH, WIDTH) * 0.2)
+            self.net, self.skew = two_layers(WIDTH, 3), nn.Parameter(floats(WIDTH, WIDTH) * 0.2)
 
         def forward(self, x: Tensor, turns: Tensor) -> Tensor:
             x = x @ torch.linalg.matrix_exp(self.skew - self.skew.mT)
@@ -177,7 +166,7 @@ def quotients_and_remainders(batch_size: int = 8) -> Example:
             self.collisions = collisions
             self.quotient = nn.Embedding(-(-words // collisions), WIDTH)
             self.remainder = nn.EmbeddingBag(collisions, WIDTH, mode="sum")
-            self.top = _mlp(WIDTH, 1)
+            self.top = two_layers(WIDTH, 1)
 
         def forward(self, ids: Tensor, y: Tensor) -> Tensor:
             whole = self.quotient(torch.div(ids, self.collisions, rounding_mode="floor")).mean(1)
@@ -332,7 +321,7 @@ def clockwork(batch_size: int = 8) -> Example:
                 found.append(self.head(h))
             return F.mse_loss(torch.stack(found, 1), y)
 
-    return Net(), _rows(batch_size, 6)
+    return Net(), row_batch(batch_size, 6)
 
 
 # -- learning without one backward pass --------------------------------------------------------------
@@ -396,7 +385,7 @@ def feedback_alignment(batch_size: int = 8) -> Example:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(self.net(x), y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def predictive_coding(batch_size: int = 8) -> Example:
@@ -424,7 +413,7 @@ def predictive_coding(batch_size: int = 8) -> Example:
                 states = [x, *(one - 0.1 * slope for one, slope in zip(free, slopes))]
             return self.energy([x, *(one.detach() for one in states[1:]), y]) / len(x)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def sobolev(batch_size: int = 8) -> Example:
@@ -481,7 +470,11 @@ def bayes_by_backprop(batch_size: int = 8) -> Example:
             h, other = self.second(F.relu(h), b)
             return F.gaussian_nll_loss(h, y, torch.full_like(h, 0.1)) + 1e-3 * (one + other)
 
-    return Net(), {**_rows(batch_size), "a": floats(batch_size, 10), "b": floats(batch_size, WIDTH)}
+    return Net(), {
+        **row_batch(batch_size),
+        "a": floats(batch_size, 10),
+        "b": floats(batch_size, WIDTH),
+    }
 
 
 # -- statistics of matrices --------------------------------------------------------------------------
@@ -493,7 +486,7 @@ def canonical_correlation(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.left, self.right = _mlp(WIDTH, 3), _mlp(WIDTH, 3)
+            self.left, self.right = two_layers(WIDTH, 3), two_layers(WIDTH, 3)
 
         @staticmethod
         def whiten(spread: Tensor) -> Tensor:
@@ -509,7 +502,7 @@ def canonical_correlation(batch_size: int = 8) -> Example:
             shared = left @ (a.T @ b / count) @ right
             return -torch.linalg.matrix_norm(shared, "nuc")
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def traces_and_norms(batch_size: int = 8) -> Example:
@@ -519,7 +512,7 @@ def traces_and_norms(batch_size: int = 8) -> Example:
         def __init__(self) -> None:
             super().__init__()
             self.net, self.square = (
-                _mlp(),
+                two_layers(),
                 nn.Parameter(torch.eye(WIDTH) + 0.1 * floats(WIDTH, WIDTH)),
             )
             self.register_buffer("places", torch.tensor([0, 9, 18, 27, 36, 45, 54, 63]))
@@ -539,7 +532,7 @@ def traces_and_norms(batch_size: int = 8) -> Example:
                 inverse.square().sum() + grid + norms + straight.square()
             )
 
-    x = _rows(batch_size)
+    x = row_batch(batch_size)
     return Net(), {**x, "seen": x["x"] > 1.0}
 
 
@@ -617,7 +610,7 @@ def hypergraph(batch_size: int = 8) -> Example:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(self.spread(self.second(F.elu(self.spread(self.first(x))))), y)
 
-    return Net(), _rows(batch_size, 7)
+    return Net(), row_batch(batch_size, 7)
 
 
 def oscillators(batch_size: int = 8) -> Example:
@@ -645,4 +638,4 @@ def oscillators(batch_size: int = 8) -> Example:
             grouped = (state + c).square().sum(-1).sqrt()
             return F.mse_loss(self.read(grouped), y)
 
-    return Net(), _rows(batch_size, 4)
+    return Net(), row_batch(batch_size, 4)

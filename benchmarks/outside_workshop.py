@@ -15,17 +15,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, tokens
+from outside_models import (
+    ROW_WIDTH as WIDTH,
+)
+from outside_models import (
+    Example,
+    floats,
+    row_batch,
+    token_loss,
+    tokens,
+    two_layers,
+)
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import jvp
-
-WIDTH = 8
-
-
-def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
-    x = floats(batch_size, *lengths, WIDTH)
-    return {"x": x, "y": x.flip(0) * 0.5}
 
 
 def _series(batch_size: int, length: int = 6, width: int = WIDTH) -> dict[str, Tensor]:
@@ -36,14 +39,6 @@ def _series(batch_size: int, length: int = 6, width: int = WIDTH) -> dict[str, T
 def _words(batch_size: int, length: int = 6) -> dict[str, Tensor]:
     ids = tokens(20, batch_size, length, low=1)
     return {"ids": ids, "labels": ids.roll(1, 1)}
-
-
-def _mlp(into: int = WIDTH, out: int = WIDTH, hidden: int = 12) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(into, hidden), nn.SiLU(), nn.Linear(hidden, out))
-
-
-def _told(scores: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
 
 
 # -- filters and physics, stepped in time --------------------------------------------------------------
@@ -88,7 +83,7 @@ def particle_filter(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.move, self.see = _mlp(3, 3), _mlp(3, 2)
+            self.move, self.see = two_layers(3, 3), two_layers(3, 2)
             self.scale = nn.Parameter(torch.tensor(0.1))
 
         def forward(self, x: Tensor, noise: Tensor, y: Tensor) -> Tensor:
@@ -147,7 +142,7 @@ def koopman(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encode, self.decode = _mlp(WIDTH, 6), _mlp(6, WIDTH)
+            self.encode, self.decode = two_layers(WIDTH, 6), two_layers(6, WIDTH)
             self.matrix = nn.Parameter(torch.eye(6) + 0.1 * floats(6, 6))
             self.angles, self.growth = nn.Parameter(floats(3)), nn.Parameter(floats(3) * 0.1)
 
@@ -174,7 +169,7 @@ def sparse_dynamics(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encode, self.decode = _mlp(WIDTH, 3), _mlp(3, WIDTH)
+            self.encode, self.decode = two_layers(WIDTH, 3), two_layers(3, WIDTH)
             self.terms = nn.Parameter(floats(10, 3) * 0.1)
             self.register_buffer("mask", (floats(10, 3) > -0.5).double())
 
@@ -417,7 +412,7 @@ def disentangled_attention(batch_size: int = 8) -> Example:
             shares = scores.masked_fill(~keeps, torch.finfo(x.dtype).min).softmax(-1)
             shares = shares.masked_fill(~keeps, 0.0)
             h = self.norm((shares @ v).transpose(1, 2).flatten(2) + x)
-            return _told(self.head(h), labels)
+            return token_loss(self.head(h), labels)
 
     return Net(), _words(batch_size)
 
@@ -482,7 +477,7 @@ def modern_hopfield(batch_size: int = 8) -> Example:
             fall = torch.stack(energies).diff(dim=0).relu().mean()
             return F.mse_loss(self.value(state.flatten(1)), y) + fall
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def talking_heads(batch_size: int = 8) -> Example:
@@ -611,7 +606,7 @@ def stack_machine(batch_size: int = 8) -> Example:
                 popped = torch.cat([stack[:, 1:], torch.zeros_like(stack[:, :1])], 1)
                 stack = push * pushed + pop * popped + stay * stack
                 told += [self.out(h)]
-            return _told(torch.stack(told, dim=1), labels)
+            return token_loss(torch.stack(told, dim=1), labels)
 
     return Net(), _words(batch_size, 5)
 
@@ -754,7 +749,7 @@ def orthogonal_adapters(batch_size: int = 8) -> Example:
             h = self.base(h) + F.linear(F.linear(h, self.a) * self.d, self.b) * self.e
             return F.mse_loss(h, y)
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 def planar_flows(batch_size: int = 8) -> Example:
@@ -966,7 +961,7 @@ def ordered_grades(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.score = _mlp(), nn.Linear(WIDTH, 1, bias=False)
+            self.body, self.score = two_layers(), nn.Linear(WIDTH, 1, bias=False)
             self.cuts, self.gaps = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(3))
 
         def forward(self, x: Tensor, grade: Tensor) -> Tensor:
@@ -994,7 +989,7 @@ def retrieved_passages(batch_size: int = 8) -> Example:
             super().__init__()
             self.words, self.store = nn.Embedding(20, WIDTH), nn.Parameter(floats(12, WIDTH))
             self.query, self.mix, self.head = (
-                _mlp(),
+                two_layers(),
                 nn.Linear(2 * WIDTH, WIDTH),
                 nn.Linear(WIDTH, 20),
             )
@@ -1207,7 +1202,7 @@ def deep_supervision(batch_size: int = 8) -> Example:
             )
             return total + (last - y).abs().mean() / (1 + magnitudes.mean())
 
-    return Net(), _rows(batch_size)
+    return Net(), row_batch(batch_size)
 
 
 # -- losses over pairs and groups ----------------------------------------------------------------------------
@@ -1219,7 +1214,7 @@ def total_correlation(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encode, self.decode = _mlp(WIDTH, 6), _mlp(3, WIDTH)
+            self.encode, self.decode = two_layers(WIDTH, 6), two_layers(3, WIDTH)
 
         def kernel(self, a: Tensor, b: Tensor) -> Tensor:
             return torch.exp(-torch.cdist(a, b, p=2).square() / 3).mean()
@@ -1250,8 +1245,8 @@ def importance_weighted(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.up1, self.up2 = _mlp(WIDTH, 8), _mlp(4, 6)
-            self.down1, self.down2 = _mlp(3, 8), _mlp(4, WIDTH)
+            self.up1, self.up2 = two_layers(WIDTH, 8), two_layers(4, 6)
+            self.down1, self.down2 = two_layers(3, 8), two_layers(4, WIDTH)
             self.centres, self.shares = nn.Parameter(floats(5, 3)), nn.Parameter(torch.zeros(5))
 
         @staticmethod
@@ -1288,7 +1283,7 @@ def circle_and_proxies(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.proxies = _mlp(WIDTH, 4), nn.Parameter(floats(3, 4))
+            self.embed, self.proxies = two_layers(WIDTH, 4), nn.Parameter(floats(3, 4))
 
         def forward(self, x: Tensor, label: Tensor) -> Tensor:
             z = F.normalize(self.embed(x), dim=-1)
@@ -1319,7 +1314,7 @@ def episodes(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.relate = _mlp(WIDTH, 6), _mlp(12, 1)
+            self.embed, self.relate = two_layers(WIDTH, 6), two_layers(12, 1)
             self.heat, self.ridge = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(0.0))
 
         def forward(self, support: Tensor, query: Tensor, label: Tensor) -> Tensor:
@@ -1348,7 +1343,11 @@ def group_relative(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.words, self.body, self.head = nn.Embedding(20, WIDTH), _mlp(), nn.Linear(WIDTH, 20)
+            self.words, self.body, self.head = (
+                nn.Embedding(20, WIDTH),
+                two_layers(),
+                nn.Linear(WIDTH, 20),
+            )
             self.reference = (
                 nn.Sequential(nn.Embedding(20, WIDTH), nn.Linear(WIDTH, 20))
                 .eval()
@@ -1423,7 +1422,7 @@ def soft_raster(batch_size: int = 8) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.move, self.colour = _mlp(WIDTH, 12), nn.Parameter(floats(2, 3))
+            self.move, self.colour = two_layers(WIDTH, 12), nn.Parameter(floats(2, 3))
             self.register_buffer("faces", torch.tensor([[0, 1, 2], [1, 3, 2]]))
             self.register_buffer(
                 "rest",

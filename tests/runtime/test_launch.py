@@ -18,6 +18,7 @@ import torch.distributed as dist
 from shardwright.errors import RunError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed
+from shardwright.runtime.agreement import gathered
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
 from shardwright.runtime.scratch import SHARED_MEMORY, scratch
@@ -130,6 +131,36 @@ def test_a_killed_rank_is_named_with_stage_and_instruction(victim: int) -> None:
         launch(die_mid_step, 2, (victim,), timeout=60)
     assert (caught.value.rank, caught.value.stage) == (victim, victim)
     assert f"stage {victim}" in caught.value.instruction
+
+
+def agree_with_nobody() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    gathered(0)
+
+
+@pytest.mark.ranks
+def test_a_rank_that_agrees_to_nothing_in_time_is_one_line_for_the_others() -> None:
+    with pytest.raises(RunError, match="rank 0 waited for other ranks longer than a") as caught:
+        launch(agree_with_nobody, 2, collective_timeout=2)
+    assert "where all ranks must agree" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def agree_with_who_left() -> str:
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        return ""
+    with pytest.raises(RunError) as caught:
+        gathered(0)
+    return str(caught.value)
+
+
+@pytest.mark.ranks
+def test_a_rank_that_ends_while_all_agree_is_one_line_for_the_others() -> None:
+    said = launch(agree_with_who_left, 2, collective_timeout=20)[0]
+    assert said.startswith("rank 0 failed where all ranks must agree")
+    assert said.endswith("resume from it once the cause is removed")
 
 
 @pytest.mark.ranks

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from shardwright.errors import CheckpointError
+from shardwright.errors import CheckpointError, RunError
+from shardwright.runtime.endings import cause
 
 T = TypeVar("T")
 
@@ -23,11 +24,16 @@ def world_size() -> int:
 
 
 def gathered(value: T) -> list[T]:
-    """Return what every rank has, in rank order (a collective call)."""
+    """Return what every rank has, in rank order (a collective call). Raises RunError where one does not
+    answer."""
     if world_size() == 1:
         return [value]
     found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, value)
+    try:
+        dist.all_gather_object(found, value)
+    except RuntimeError as error:
+        where = "where all ranks must agree, as they do around a checkpoint"
+        raise RunError(cause(error, rank(), where), rank=rank()) from None
     return found
 
 

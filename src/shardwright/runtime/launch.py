@@ -120,6 +120,8 @@ def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int
                 world_size=size,
                 timeout=timedelta(seconds=timeout),
             )
+            if not place.startswith("cuda"):
+                dist.barrier()  # who is done at once would close connections that others still make
         except RuntimeError as error:  # a store that is gone, ranks that never came
             reason = str(error).strip().partition("\n")[0][:300]
             raise RunError(

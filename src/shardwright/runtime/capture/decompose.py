@@ -10,7 +10,7 @@ import torch
 
 from shardwright.core.graph import SYNCHRONISED
 from shardwright.runtime.capture import operators
-from shardwright.runtime.capture.heads import reshaped_from
+from shardwright.runtime.capture.heads import expanded_from, reshaped_from
 from shardwright.runtime.capture.record import Recorder, Value, aten, parameter_names
 from shardwright.runtime.capture.spellings import ELEMENTWISE_LOSSES, NLL
 from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
@@ -34,6 +34,7 @@ class Decompositions:
             aten.cross_entropy_loss.default: self._cross_entropy,
             aten.batch_norm.default: self._batch_norm,
             aten.instance_norm.default: self._instance_norm,
+            aten.masked_scatter.default: self._masked_scatter,
         }.get(target)
 
     def _cross_entropy(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
@@ -157,6 +158,26 @@ class Decompositions:
             momentum = given["momentum"]
             emit(operators.update_running, means, variances, mean, variance, momentum, 1.0)
         return emit(target, **{**given, "running_mean": None, "running_var": None})
+
+    def _masked_scatter(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        """Emit rows put where a mask is true as a look-up of the rows, the first for the first place.
+
+        Which row a place gets depends on all places before it, so a shard of the mask does not know; told its
+        rows' numbers, it does. Of a mask over single elements the numbers would be larger than what they pick.
+        """
+        given = _named(target, args, kwargs)
+        x, source = given["input"], given["source"]
+        mask = expanded_from(self.recorder, given["mask"]) or given["mask"]
+        *places, width = x.meta.shape
+        is_rows = width > 1 and list(mask.meta.shape) == [*places, 1]
+        if not is_rows or source.meta.shape[-1:] != (width,) or not source.meta.numel():
+            return self.recorder.emit(target, *args, **kwargs)
+        emit = self.recorder.emit
+        counts = emit(aten.cumsum.default, emit(aten.reshape.default, mask, [-1]), 0)
+        numbers = emit(aten.clamp.default, emit(aten.sub.Scalar, counts, 1), 0)
+        numbers = emit(aten.reshape.default, numbers, places)
+        rows = emit(aten.reshape.default, source, [-1, width])
+        return emit(aten.where.self, mask, emit(aten.embedding.default, rows, numbers), x)
 
 
 def _is_vocabulary(scores: Value, target: Value) -> bool:

@@ -12,12 +12,22 @@ from typing import Any
 from shardwright.runtime.capture.record import Recorder, Value, aten, shares_storage
 
 MERGING = frozenset({aten.bmm.default, aten.baddbmm.default})
+EXPANDING = frozenset({aten.expand.default, aten.expand_as.default})
 
 
 def reshaped_from(recorder: Recorder, value: Value) -> Value | None:
     """Return what a value is a reshape of, None where it is none."""
+    return _made_from(recorder, value, frozenset({aten.reshape.default}))
+
+
+def expanded_from(recorder: Recorder, value: Value) -> Value | None:
+    """Return what a value is copies of, None where it is none."""
+    return _made_from(recorder, value, EXPANDING)
+
+
+def _made_from(recorder: Recorder, value: Value, targets: frozenset[Any]) -> Value | None:
     record = recorder.records[value.producer] if value.producer >= 0 else None
-    return record.args[0] if record and record.target is aten.reshape.default else None
+    return record.args[0] if record and record.target in targets else None
 
 
 def there_and_back(recorder: Recorder, value: Value, shape: list[int]) -> Value | None:
