@@ -174,10 +174,7 @@ def minimise(
     room = room_of(own.num_nodes, 8_000_000)
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
-        for _ in range(2 * PATIENCE):  # steps get smaller once
-            if not turn and stopped():  # later ones are for what no choice was found for
-                break
-            dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
+        _advance(dual, min(best, limit), stopped if not turn else lambda: False)
         *_, proposal = dual.propose(WARM_UP)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
         descent.round(0.0, REGION_NODES)
@@ -195,6 +192,14 @@ def minimise(
             dual.bound = min(best, limit)
             break
     return smaller.expand(choice), constant + min(dual.bound, best, limit)
+
+
+def _advance(dual: Dual, least: float, stopped: Callable[[], bool]) -> None:
+    """Raise a bound until its steps get smaller, given the cost of what is known."""
+    for _ in range(2 * PATIENCE):  # steps get smaller once
+        if stopped():
+            break
+        dual.advance(least if least < BIG else math.inf)
 
 
 def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
