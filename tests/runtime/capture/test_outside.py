@@ -111,7 +111,11 @@ class Coding(nn.Module):
         rows = self.see(x).unflatten(0, (-1, 1))
         near = torch.cdist(rows.flatten(0, 1), self.codes.weight).argmin(1)
         labels = torch.stack([near, near], 1)
-        return nn.functional.cross_entropy(self.net(x).view(-1, 5), labels.view(-1))
+        scores = self.net(x).view(-1, 5)
+        loss = nn.functional.cross_entropy(scores, labels.view(-1))
+        return loss + nn.functional.nll_loss(
+            scores.log_softmax(1), labels.view(-1), reduction="mean"
+        )
 
 
 def coding() -> tuple[nn.Module, dict[str, Tensor]]:

@@ -69,15 +69,20 @@ class Decompositions:
         if reduction == SUM:
             return total
         self._note_mean()
-        labels, dtype, ignored = given["target"], _count_dtype(total), given["ignore_index"]
+        labels, dtype = given["target"], _count_dtype(total)
         if labels.meta.is_floating_point():
             classes = given["input"].meta.shape[0 if given["input"].meta.dim() == 1 else 1]
             count = emit(operators.count_rows, labels, classes, dtype=dtype)
-        elif given["weight"] is None and ignored < 0 and self._are_places(labels):
-            count = emit(aten.full.default, [], labels.meta.numel(), dtype=dtype)
         else:
-            count = emit(operators.count_targets, labels, given["weight"], ignored, dtype)
+            count = self._count(labels, given, dtype)
         return emit(aten.div.Tensor, total, count)
+
+    def _count(self, labels: Value, given: dict[str, Any], dtype: torch.dtype) -> Value:
+        """Emit how many labels count."""
+        emit, weight, ignored = self.recorder.emit, given["weight"], given["ignore_index"]
+        if weight is None and ignored < 0 and self._are_places(labels):
+            return emit(aten.full.default, [], labels.meta.numel(), dtype=dtype)
+        return emit(operators.count_targets, labels, weight, ignored, dtype)
 
     def _are_places(self, labels: Value) -> bool:
         """Whether labels are where something lies, so that none is ignored and a number says how many there are: what
@@ -116,13 +121,7 @@ class Decompositions:
         if reduction == SUM:
             return total
         self._note_mean()
-        count = self.recorder.emit(
-            operators.count_targets,
-            labels,
-            given["weight"],
-            given["ignore_index"],
-            _count_dtype(total),
-        )
+        count = self._count(labels, given, _count_dtype(total))
         return self.recorder.emit(aten.div.Tensor, total, count)
 
     def _elementwise_loss(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
