@@ -157,6 +157,7 @@ FILES = (
     "workshop",
     "latest",
     "seldom",
+    "autumn",
 )
 
 

@@ -236,6 +236,22 @@ def test_only_folders_whose_owner_is_gone_are_swept(tmp_path: Path) -> None:
     assert not (tmp_path / "shardwright-alive").exists()
 
 
+def test_a_command_that_needs_no_folder_but_multiprocessings_sweeps_too(short: Path) -> None:
+    script = "import os; from shardwright.runtime.scratch import claim_multiprocessing\n"
+    script += (
+        "claim_multiprocessing(); print(os.listdir(os.environ['TMPDIR']), flush=True); os._exit(9)"
+    )
+    said = list[str]()
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(short)}, cwd=ROOT,
+            stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        said.append(done.stdout)
+    assert [one.count("pymp-") for one in said] == [1, 1]
+    assert said[0] != said[1]
+
+
 def test_what_was_killed_while_it_claimed_a_folder_is_swept_after_some_seconds(
     tmp_path: Path,
 ) -> None:

@@ -35,10 +35,7 @@ _ROOM = 2**20  # bytes
 def scratch(parent: Path | None = None) -> Iterator[Path]:
     """Give a private folder that is removed afterwards, in ``parent`` where that can be written and has some
     room, else among temporary files; and remove what killed processes left."""
-    sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
-    sweep(_home_of_sockets(), _SOCKETS)
-    sweep(SHARED_MEMORY, f"{PREFIX}*")
-    drop_compiler_folder()
+    _tidy()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent if _has_room(parent) else None))
     lock = claim(folder)
     try:
@@ -47,6 +44,14 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         release(lock)
         drop_compiler_folder()
+
+
+def _tidy() -> None:
+    """Remove what killed processes left."""
+    sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
+    sweep(_home_of_sockets(), _SOCKETS)
+    sweep(SHARED_MEMORY, f"{PREFIX}*")
+    drop_compiler_folder()
 
 
 def _has_room(parent: Path | None) -> bool:
@@ -73,7 +78,8 @@ def claim(folder: Path, *, shared: bool = False) -> int:
 
 
 def claim_multiprocessing() -> None:
-    """Claim the folder that multiprocessing keeps until this process ends, unless it is claimed."""
+    """Claim the folder that multiprocessing keeps until this process ends, unless it is claimed; then also remove
+    what killed processes left, for commands that need no other folder."""
     usual = tempfile.tempdir
     tempfile.tempdir = str(_home_of_sockets())
     try:
@@ -82,6 +88,7 @@ def claim_multiprocessing() -> None:
         tempfile.tempdir = usual
     if not (folder / _OWNER).exists():
         claim(folder)
+        _tidy()
 
 
 def _home_of_sockets() -> Path:

@@ -67,6 +67,37 @@ def test_the_bound_holds_and_the_choice_is_near_it(seed: int, hub: bool, others:
     assert found.bound == pytest.approx(best, rel=1e-4)
 
 
+@given(st.integers(0, 10**6), st.booleans(), st.integers(0, 12))
+def test_what_is_stopped_has_a_choice_that_is_allowed_and_a_bound_that_holds(
+    seed: int, hub: bool, patience: int
+) -> None:
+    """It is stopped when it has asked so often."""
+    sizes, scopes, tables = random_network(seed, hub)
+    best, asked = least(sizes, scopes, tables), itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "MAX_OTHERS", 0)
+        patch.setattr(core, "HUB", 5 if hub else 64)
+        network = Core(sizes, scopes)
+    with contextlib.suppress(InputError) if math.isinf(best) else contextlib.nullcontext():
+        found = network.minimise(tables, lambda: next(asked) >= patience)
+        cost = sum(
+            float(table[tuple(found.picks[v] for v in scope)])
+            for scope, table in zip(scopes, tables, strict=True)
+        )
+        assert found.bound <= best * (1 + 1e-9)
+        assert math.isinf(best) or best * (1 - 1e-9) <= cost < math.inf
+
+
+def test_what_is_stopped_tries_no_more_values_of_what_touches_everything() -> None:
+    sizes, scopes = [8, *[3] * 64], [(0, v) for v in range(1, 65)]
+    random = np.random.default_rng(0)
+    tables = [random.random([8, 3]) for _ in scopes]
+    assert Core(sizes, scopes).minimise(tables).bound > 0
+    asked = itertools.count()
+    Core(sizes, scopes).minimise(tables, lambda: next(asked) >= 0)
+    assert next(asked) <= 4
+
+
 @given(st.integers(0, 10**6), st.floats(0.3, 0.9))
 def test_exchanges_end_within_the_limit_where_no_single_change_helps(
     seed: int, share: float

@@ -98,6 +98,40 @@ def test_rows_are_put_where_a_mask_is_true_though_not_all_have_a_place() -> None
         assert_close(runs[0], train_plain(scattered, sgd), f"scattered, {seed.label}")
 
 
+class Coding(nn.Module):
+    """Says which codes of a frozen codebook lie nearest, as what tokens of pictures are learned by does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see, self.codes, self.net = nn.Linear(4, 3), nn.Embedding(5, 3), nn.Linear(4, 10)
+        for frozen in (self.see, self.codes):
+            frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.see(x).unflatten(0, (-1, 1))
+        near = torch.cdist(rows.flatten(0, 1), self.codes.weight).argmin(1)
+        labels = torch.stack([near, near], 1)
+        scores = self.net(x).view(-1, 5)
+        loss = nn.functional.cross_entropy(scores, labels.view(-1))
+        return loss + nn.functional.nll_loss(
+            scores.log_softmax(1), labels.view(-1), reduction="mean"
+        )
+
+
+def coding() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Coding().double(), {"x": torch.randn(8, 4, dtype=torch.float64)}
+
+
+def test_labels_that_a_network_of_the_model_picks_allow_microbatches() -> None:
+    module, batch = coding()
+    captured = capture(module, batch)
+    for seed in (Seed(num_microbatches=4), Seed(data=2, num_microbatches=2, zero=3)):
+        strategy = seed_strategy(captured.graph, seed)
+        runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+        assert_close(runs[0], train_plain(coding, sgd), f"coding, {seed.label}")
+
+
 class Asking(nn.Module):
     """Asks as some releases of transformers do whether a mask that is not there is traced."""
 

@@ -149,7 +149,7 @@ def solve(
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf
             is_free = bool(curve.points) and CLOSE * curve.points[0].bytes <= limit
-            bound = _relaxed(problem, arrangement, curve, limit, enough)
+            bound = _relaxed(problem, arrangement, curve, limit, enough, stopped)
         mixes = own < min(promised, best)
         for candidate in _from_hull(problem, arrangement, view, curve, limit, mixes):
             found.setdefault(candidate.identity, candidate)
@@ -182,25 +182,26 @@ def _relaxed(
     curve: Hull,
     limit: float,
     enough: tuple[float, float],
+    stopped: Callable[[], bool],
 ) -> Least:
     """Bound what an arrangement takes, as well as is asked for: the devices' own work where whole stages alone
-    might set a new bound."""
+    might set a new bound. Once ``stopped`` their work alone bounds it."""
     p, m = arrangement.stages, arrangement.microbatches
     price = curve.price(limit) if curve.points else 0.0
     whole, own = least_rounds(p, m, arrangement.schedule), own_rounds(p, m)
     if not curve.points:
         seconds = max(least_work(problem, whole), enough[0])
         return least_of(problem.context, arrangement, seconds, enough[1])
-    seconds = _relaxed_bound(problem, arrangement, whole, price, limit, enough[0])
+    seconds = _relaxed_bound(problem, arrangement, whole, price, limit, enough[0], stopped)
     if seconds >= enough[0] or whole == own:
         return least_of(problem.context, arrangement, seconds)
-    busy = _relaxed_bound(problem, arrangement, own, price, limit, enough[1])
+    busy = _relaxed_bound(problem, arrangement, own, price, limit, enough[1], stopped)
     return least_of(problem.context, arrangement, seconds, busy)
 
 
 def _relaxed_bound(
     problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], price: float,
-    limit: float, enough: float,
+    limit: float, enough: float, stopped: Callable[[], bool],
 ) -> float:  # fmt: skip
     """Bound this arrangement's seconds from below, whatever the cuts, as well as ``enough`` asks for.
 
@@ -218,10 +219,17 @@ def _relaxed_bound(
         problem.elimination(bound_weights(problem, arrangement, rounds, mean)) for mean in means
     ]
     for view in views:
-        best = max(best, float(view.solve(np.array([[1.0, price]])).values[0]) - price * limit)
+        if stopped():
+            return best
+        found = view.solve(np.array([[1.0, price]]), stopped)
+        best = max(best, float(found.values[0]) - price * limit)
         if best >= enough:
             return best
-    return max(best, *(hull(view, 2, limit).bound(limit) for view in views))
+    for view in views:
+        if stopped():
+            return best
+        best = max(best, hull(view, 2, limit, stopped=stopped).bound(limit))
+    return best
 
 
 def bound_weights(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,19 +67,25 @@ class Core:
         cells = self._sizes[variable] * math.prod(self._sizes[v] for v in others)
         return len(others) <= MAX_OTHERS and cells <= MAX_CELLS
 
-    def minimise(self, tables: Sequence[Floats]) -> Bracketed:
+    def minimise(
+        self, tables: Sequence[Floats], stopped: Callable[[], bool] = lambda: False
+    ) -> Bracketed:
         """Choose cheaply, given the tables' costs (shaped by their scopes, infinite: forbidden).
 
-        Where nothing is allowed the bound is infinite; raises InputError where that is unknown.
+        Where nothing is allowed the bound is infinite; raises InputError where that is unknown. Once ``stopped``
+        the first choice found will do, and what it costs may be further from the bound.
         """
         best, bound, picks = math.inf, math.inf, np.zeros(len(self._sizes), np.int64)
         for values in itertools.product(*(range(self._sizes[hub]) for hub in self._hubs)):
+            if math.isfinite(best) and stopped():
+                bound = min(bound, sum(map(_least, tables)))
+                break
             fixed = dict(zip(self._hubs, values, strict=True))
             own = [
                 table[tuple(fixed.get(v, slice(None)) for v in scope)]
                 for table, scope in zip(tables, self._whole, strict=True)
             ]
-            found = self._with_hubs(own, best)
+            found = self._with_hubs(own, best, stopped)
             cost = sum(
                 float(table[tuple(found.picks[v] for v in scope)])
                 for table, scope in zip(own, self._scopes, strict=False)
@@ -94,19 +100,23 @@ class Core:
             )
         return Bracketed(picks, min(bound, best))
 
-    def _with_hubs(self, tables: list[Floats], upper: float) -> Bracketed:
+    def _with_hubs(
+        self, tables: list[Floats], upper: float, stopped: Callable[[], bool]
+    ) -> Bracketed:
         """Choose for all but the hubs; ``bound`` is none for what costs ``upper`` or more."""
         scoped = zip(self._scopes, tables, strict=True)
         buckets, left = eliminate(self._sizes, scoped, self._order)
         constant = sum(float(entry.table) for entry in left if not entry.scope)
         picks = np.zeros(len(self._sizes), np.int64)
-        bound = constant + self._choose_rest(left, upper - constant, picks)
+        bound = constant + self._choose_rest(left, upper - constant, picks, stopped)
         for bucket in reversed(buckets):
             place = [slice(None) if v == bucket.variable else picks[v] for v in bucket.scope]
             picks[bucket.variable] = bucket.table[tuple(place)].argmin()
         return Bracketed(picks, bound)
 
-    def _choose_rest(self, left: Sequence[Entry], upper: float, picks: Ints) -> float:
+    def _choose_rest(
+        self, left: Sequence[Entry], upper: float, picks: Ints, stopped: Callable[[], bool]
+    ) -> float:
         """Choose for the variables that are left; return the bound of their tables' cost."""
         if not self._left:
             return 0.0
@@ -114,7 +124,8 @@ class Core:
         if not all(np.isfinite(table).any() for table in tables.values()):
             return math.inf
         whole, scale, shift = _whole(tables)
-        choice, bound = minimise(_wide(self._left, self._sizes, whole), (upper - shift) * scale)
+        problem = _wide(self._left, self._sizes, whole)
+        choice, bound = minimise(problem, (upper - shift) * scale, stopped)
         picks[self._left] = choice[: len(self._left)]
         return bound / scale + shift
 
@@ -146,10 +157,13 @@ def _least(table: Floats) -> float:
     return float(finite.min()) if len(finite) else 0.0
 
 
-def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
+def minimise(
+    problem: WideProblem, upper: float, stopped: Callable[[], bool] = lambda: False
+) -> tuple[Ints, float]:
     """Choose cheaply in a problem whose memory does not matter; return the choice and a bound.
 
-    What costs ``upper`` or more need not be bounded. Costs are whole numbers.
+    What costs ``upper`` or more need not be bounded. Costs are whole numbers. Once ``stopped`` a choice that is
+    allowed is enough.
     """
     smaller = compact(problem)
     own, constant = smaller.problem, smaller.constant
@@ -160,8 +174,7 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
     room = room_of(own.num_nodes, 8_000_000)
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
-        for _ in range(2 * PATIENCE):  # steps get smaller once
-            dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
+        _advance(dual, min(best, limit), stopped if not turn else lambda: False)
         *_, proposal = dual.propose(WARM_UP)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
         descent.round(0.0, REGION_NODES)
@@ -169,7 +182,7 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
         if cost < best:
             best, choice = cost, descent.choice.copy()
         least = min(best, limit)
-        if dual.bound >= least * (1 - ENOUGH):
+        if dual.bound >= least * (1 - ENOUGH) or (best < BIG and stopped()):
             break
         exact = _open(own, dual.allowed & (own.cost < BIG))
         if exact is not None:
@@ -179,6 +192,14 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
             dual.bound = min(best, limit)
             break
     return smaller.expand(choice), constant + min(dual.bound, best, limit)
+
+
+def _advance(dual: Dual, least: float, stopped: Callable[[], bool]) -> None:
+    """Raise a bound until its steps get smaller, given the cost of what is known."""
+    for _ in range(2 * PATIENCE):  # steps get smaller once
+        if stopped():
+            break
+        dual.advance(least if least < BIG else math.inf)
 
 
 def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,9 +51,9 @@ class Elimination:
     def _exchanges(self) -> Exchange:
         return self._network.exchanges(self._views)
 
-    def solve(self, weights: Floats) -> Solutions:
-        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, exactly."""
-        return self._seen(self._network.solve(weights @ self._views))
+    def solve(self, weights: Floats, stopped: Callable[[], bool] = lambda: False) -> Solutions:
+        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i; see ``Network.solve``."""
+        return self._seen(self._network.solve(weights @ self._views, stopped))
 
     def _seen(self, found: Minima) -> Solutions:
         infinite = np.isinf(found.totals[:, 0])

@@ -34,8 +34,9 @@ class HasBytes(Protocol):
 class Solver(Protocol):
     """What finds the least of any weighting of the two costs."""
 
-    def solve(self, weights: Floats) -> Solutions:
-        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i."""
+    def solve(self, weights: Floats, stopped: Callable[[], bool] = ...) -> Solutions:
+        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, or as well as is known when
+        it is ``stopped``."""
         ...
 
 
@@ -108,7 +109,7 @@ def hull(
     even the fastest point takes more than ``give_up`` seconds, the two ends are enough, and so are those found
     where the caller has ``stopped``.
     """
-    ends, floor = _extremes(elimination)
+    ends, floor = _extremes(elimination, stopped)
     if not ends:
         return Hull(points=(), edge_values=(), floor=floor)
     points = ends
@@ -122,15 +123,17 @@ def hull(
             pairs = _around(pairs, near)
         if not pairs:
             break
-        points = _lower_hull([*points, *_bisected(elimination, pairs, values)])
+        points = _lower_hull([*points, *_bisected(elimination, pairs, values, stopped)])
     edges = tuple(values.get(pair, -math.inf) for pair in itertools.pairwise(points))
     return Hull(points=tuple(points), edge_values=edges, floor=floor)
 
 
-def _bisected(elimination: Solver, pairs: list[Pair], values: dict[Pair, float]) -> Iterator[Point]:
+def _bisected(
+    elimination: Solver, pairs: list[Pair], values: dict[Pair, float], stopped: Callable[[], bool]
+) -> Iterator[Point]:
     """Minimise the weightings under which pairs tie; note the values and yield the points below."""
     weights = np.array([(1.0, slope(*pair)) for pair in pairs])
-    solved = elimination.solve(weights)
+    solved = elimination.solve(weights, stopped)
     for row, pair in enumerate(pairs):
         tied = pair[0].seconds + weights[row, 1] * pair[0].bytes
         values[pair] = min(float(solved.values[row]), tied)
@@ -165,11 +168,13 @@ def between(elimination: Elimination, fast: Point, small: Point, epsilon: float)
             yield near
 
 
-def _extremes(elimination: Solver) -> tuple[list[Point], tuple[float, float]]:
+def _extremes(
+    elimination: Solver, stopped: Callable[[], bool]
+) -> tuple[list[Point], tuple[float, float]]:
     """Return the fastest point and the smallest point (ties broken by the other cost), and bounds
     of their seconds and bytes.
     """
-    first = elimination.solve(np.array([(1.0, 0.0), (0.0, 1.0)]))
+    first = elimination.solve(np.array([(1.0, 0.0), (0.0, 1.0)]), stopped)
     floor = float(first.values[0]), float(first.values[1])
     if not math.isfinite(floor[0]):
         return [], floor
@@ -179,7 +184,8 @@ def _extremes(elimination: Solver) -> tuple[list[Point], tuple[float, float]]:
         max(rough[0].seconds, rough[1].seconds, 1e-12),
     )
     ratio = spread[1] / spread[0]
-    solved = elimination.solve(np.array([(1.0, 1e-9 * ratio), (1e-9 / ratio, 1.0)]))
+    weights = np.array([(1.0, 1e-9 * ratio), (1e-9 / ratio, 1.0)])
+    solved = elimination.solve(weights, stopped)
     fast, small = _point(solved, 0), _point(solved, 1)
     if fast.bytes <= small.bytes or fast.seconds >= small.seconds:
         return [fast], floor

@@ -6,7 +6,7 @@ By bucket elimination; where its tables would be too large, between certified bo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -66,8 +66,9 @@ class Network:
     def _core(self) -> Core:
         return Core(self._sizes, self._scopes)
 
-    def solve(self, mixes: Floats) -> Minima:
-        """Minimise ``sum(mixes[i] * kinds)`` for every i, exactly unless the network is wide.
+    def solve(self, mixes: Floats, stopped: Callable[[], bool] = lambda: False) -> Minima:
+        """Minimise ``sum(mixes[i] * kinds)`` for every i, exactly unless the network is wide, and then no better
+        than is known once ``stopped``.
 
         Ties go to the lower choice of the variable eliminated later, so the answer is
         deterministic. Raises InputError where a wide network has no choice that is known to be
@@ -81,7 +82,7 @@ class Network:
             np.dot(mix, self._columns, out=cells[:base])
             cells[self._forbidden] = np.inf
             if plan is None:
-                found = self._core.minimise(self._shaped(cells))
+                found = self._core.minimise(self._shaped(cells), stopped)
                 picks[row], values[row] = found.picks, found.bound
             else:
                 values[row] = cells[self._fixed].sum() + plan.minimise(cells, picks[row])

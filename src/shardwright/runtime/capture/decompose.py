@@ -11,11 +11,25 @@ import torch
 from shardwright.core.graph import SYNCHRONISED
 from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.heads import expanded_from, reshaped_from
-from shardwright.runtime.capture.record import Recorder, Value, aten, parameter_names
+from shardwright.runtime.capture.record import (
+    Recorder,
+    Value,
+    aten,
+    parameter_names,
+    tensors_in,
+)
 from shardwright.runtime.capture.spellings import ELEMENTWISE_LOSSES, NLL
 from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
 
 MEAN, SUM = 1, 2
+PLACING = frozenset({
+    aten.argmax.default, aten.argmin.default, aten.bucketize.Tensor, aten.searchsorted.Tensor,
+})  # fmt: skip
+REARRANGING = frozenset({
+    aten.reshape.default, aten.cat.default, aten.stack.default, aten.unsqueeze.default, aten.squeeze.dim,
+    aten.select.int, aten.slice.Tensor, aten.permute.default, aten.transpose.int, aten.flip.default,
+    aten.roll.default, aten.detach.default,
+})  # fmt: skip
 
 
 class Decompositions:
@@ -60,9 +74,23 @@ class Decompositions:
             classes = given["input"].meta.shape[0 if given["input"].meta.dim() == 1 else 1]
             count = emit(operators.count_rows, labels, classes, dtype=dtype)
         else:
-            ignored = given["ignore_index"]
-            count = emit(operators.count_targets, labels, given["weight"], ignored, dtype)
+            count = self._count(labels, given, dtype)
         return emit(aten.div.Tensor, total, count)
+
+    def _count(self, labels: Value, given: dict[str, Any], dtype: torch.dtype) -> Value:
+        """Emit how many labels count."""
+        emit, weight, ignored = self.recorder.emit, given["weight"], given["ignore_index"]
+        if weight is None and ignored < 0 and self._are_places(labels):
+            return emit(aten.full.default, [], labels.meta.numel(), dtype=dtype)
+        return emit(operators.count_targets, labels, weight, ignored, dtype)
+
+    def _are_places(self, labels: Value) -> bool:
+        """Whether labels are where something lies, so that none is ignored and a number says how many there are: what
+        a network of the model's own picks (codes of a tokenizer) could not be counted before it has run."""
+        record = self.recorder.records[labels.producer] if labels.producer >= 0 else None
+        if record is None or record.target not in REARRANGING:
+            return record is not None and record.target in PLACING
+        return all(map(self._are_places, tensors_in(record.args[0])))
 
     def _vocabulary_loss(self, given: dict[str, Any]) -> Value:
         classes = given["input"].meta.shape[-1]
@@ -93,13 +121,7 @@ class Decompositions:
         if reduction == SUM:
             return total
         self._note_mean()
-        count = self.recorder.emit(
-            operators.count_targets,
-            labels,
-            given["weight"],
-            given["ignore_index"],
-            _count_dtype(total),
-        )
+        count = self._count(labels, given, _count_dtype(total))
         return self.recorder.emit(aten.div.Tensor, total, count)
 
     def _elementwise_loss(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
