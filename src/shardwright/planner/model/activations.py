@@ -39,10 +39,11 @@ Key = tuple[Layout, Layout | None, Halos]
 Axes = tuple[bool, ...]
 
 
-def state_activations(decisions: Decisions, statement: Statement) -> None:
-    """State what every activation costs, and the variables of shared copies."""
+def state_activations(decisions: Decisions, statement: Statement, readers: int) -> None:
+    """State what every activation with so many readers at least costs, and the variables of shared copies."""
     for flow in decisions.context.facts.flows:
-        statement.terms += _Copies(decisions, statement, flow).terms()
+        if len(flow.readers) >= readers:
+            statement.terms += _Copies(decisions, statement, flow).terms()
 
 
 class _Copies:

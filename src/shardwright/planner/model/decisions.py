@@ -23,10 +23,10 @@ class Statement:
     by (root) parameter, and the terms; ``copies`` is what was worked out for each kind of activations: tables,
     and what they are made of."""
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self, sizes: tuple[int, ...], terms: tuple[Term, ...]) -> None:
         self.sizes = list(sizes)
         self.level_of: dict[int, int] = {}
-        self.terms: list[Term] = []
+        self.terms = list(terms)
         self.copies: dict[object, tuple[dict[object, Columns], dict[object, Copy]]] = {}
 
     def add(self, size: int) -> int:

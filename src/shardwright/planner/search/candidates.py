@@ -221,7 +221,11 @@ def _relaxed_bound(
         best = max(best, float(view.solve(np.array([[1.0, price]])).values[0]) - price * limit)
         if best >= enough:
             return best
-    return max(best, *(hull(view, 2, limit).bound(limit) for view in views))
+    for view in views:
+        best = max(best, hull(view, 2, limit).bound(limit))
+        if best >= enough:
+            break
+    return best
 
 
 def bound_weights(
