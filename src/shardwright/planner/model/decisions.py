@@ -8,7 +8,7 @@ from typing import Self
 
 from shardwright.core.strategy import Mesh
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.domains import Dims, domain, least_seconds
+from shardwright.planner.model.domains import Dims, domain
 from shardwright.planner.model.facts import Shape, Shapes, local_shapes
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
@@ -77,22 +77,6 @@ class Decisions:
     def wires(self) -> MessageCosts:
         """The prices of messages on the mesh."""
         return self.context.prices.wires(self.mesh)
-
-    @cached_property
-    def least_work(self) -> tuple[float, float]:
-        """Seconds of the operators alone, each split as well as it can be: those of a microbatch
-        through all blocks, and those once per step. No plan on this mesh has less to compute.
-        """
-        context, each, once = self.context, 0.0, 0.0
-        for index in self.roots:
-            options = self.domains[index]
-            least = least_seconds(context, index, options, self.mesh.sizes, self.num_microbatches)
-            total = least * context.facts.ties.times(index)
-            if context.facts.is_once(index):
-                once += total
-            else:
-                each += total
-        return each, once
 
     def shape(self, tensor: int, reader: int) -> Shape:
         """Return a tensor's shape before sharding as ``reader`` (or its maker) sees it."""
