@@ -201,11 +201,11 @@ def test_what_is_proved_of_chunks_does_not_depend_on_the_unit_of_time() -> None:
     problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)
     least = least_looped(problem, arrangement, 2, limit)
     unit = 2.0**34
-    terms = problem.statement.terms
-    for number, term in enumerate(terms):
-        columns = term.columns.copy()
-        columns[[EACH, ONCE, GATHER, SYNC]] /= unit
-        terms[number] = replace(term, columns=columns)
+    for terms in [statement.terms for statement in problem.statements()]:
+        for number, term in enumerate(terms):
+            columns = term.columns.copy()
+            columns[[EACH, ONCE, GATHER, SYNC]] /= unit
+            terms[number] = replace(term, columns=columns)
     assert least_looped(problem, arrangement, 2, limit) * unit == pytest.approx(least)
 
 

@@ -39,10 +39,11 @@ Key = tuple[Layout, Layout | None, Halos]
 Axes = tuple[bool, ...]
 
 
-def state_activations(decisions: Decisions, statement: Statement) -> None:
-    """State what every activation costs, and the variables of shared copies."""
+def state_activations(decisions: Decisions, statement: Statement, readers: int) -> None:
+    """State what every activation with so many readers at least costs, and the variables of shared copies."""
     for flow in decisions.context.facts.flows:
-        statement.terms += _Copies(decisions, statement, flow).terms()
+        if len(flow.readers) >= readers:
+            statement.terms += _Copies(decisions, statement, flow).terms()
 
 
 class _Copies:
@@ -192,15 +193,15 @@ class _Copies:
 
     def _by_mode(self, crossings: Columns, whole: tuple[bool, ...]) -> Columns:
         """Return columns over modes as well; those that are ``whole`` need the copy once more."""
-        forward, backward, size = crossings
+        forward, backward, size = crossings[..., None]
+        copies = np.array([mode.copies for mode in self.modes])
+        is_needed = np.array(whole) | (copies & (size > 0))
         both = forward + backward
-        table = np.zeros((NUM_COLUMNS, *both.shape, len(self.modes)))
-        for number, mode in enumerate(self.modes):
-            is_needed = whole[number] | (mode.copies & (size > 0))
-            again = np.where(is_needed, forward, 0.0) if not self.once else 0.0
-            table[ONCE if self.once else EACH, :, :, number] = both + again
-            table[TRANSIENT if mode.copies else FLIGHT, :, :, number] = size
-        never = np.isinf(both)
+        table = np.zeros((NUM_COLUMNS, *both.shape[:2], len(self.modes)))
+        again = 0.0 if self.once else np.where(is_needed, forward, 0.0)
+        table[ONCE if self.once else EACH] = both + again
+        table[TRANSIENT], table[FLIGHT] = size * copies, size * ~copies
+        never = np.isinf(both[..., 0])
         table[:, never] = 0.0
         table[EACH, never] = math.inf
         return table
@@ -229,12 +230,11 @@ class _Copies:
     def _requirements(self, copy: int, key: Key) -> list[Term]:
         terms: list[Term] = []
         for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
+            if key not in wanted:
+                continue
             columns = np.zeros((NUM_COLUMNS, len(wanted), 2))
             columns[EACH, [k == key for k in wanted], 0] = np.inf
-            if columns.any():
-                terms.append(
-                    Term((self.decisions.config_of[reader], copy), columns, self.flow.blocks)
-                )
+            terms.append(Term((self.decisions.config_of[reader], copy), columns, self.flow.blocks))
         return terms
 
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from shardwright.core.strategy import Mesh
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.domains import Dims, domain, least_seconds
+from shardwright.planner.model.domains import Dims, domain
 from shardwright.planner.model.facts import Shape, Shapes, local_shapes
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
@@ -23,10 +23,10 @@ class Statement:
     by (root) parameter, and the terms; ``copies`` is what was worked out for each kind of activations: tables,
     and what they are made of."""
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self, sizes: tuple[int, ...], terms: tuple[Term, ...]) -> None:
         self.sizes = list(sizes)
         self.level_of: dict[int, int] = {}
-        self.terms: list[Term] = []
+        self.terms = list(terms)
         self.copies: dict[object, tuple[dict[object, Columns], dict[object, Copy]]] = {}
 
     def add(self, size: int) -> int:
@@ -77,22 +77,6 @@ class Decisions:
     def wires(self) -> MessageCosts:
         """The prices of messages on the mesh."""
         return self.context.prices.wires(self.mesh)
-
-    @cached_property
-    def least_work(self) -> tuple[float, float]:
-        """Seconds of the operators alone, each split as well as it can be: those of a microbatch
-        through all blocks, and those once per step. No plan on this mesh has less to compute.
-        """
-        context, each, once = self.context, 0.0, 0.0
-        for index in self.roots:
-            options = self.domains[index]
-            least = least_seconds(context, index, options, self.mesh.sizes, self.num_microbatches)
-            total = least * context.facts.ties.times(index)
-            if context.facts.is_once(index):
-                once += total
-            else:
-                each += total
-        return each, once
 
     def shape(self, tensor: int, reader: int) -> Shape:
         """Return a tensor's shape before sharding as ``reader`` (or its maker) sees it."""

@@ -7,7 +7,7 @@ exist (one copy serves all readers that want the same layouts, as in lowering).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -50,10 +50,22 @@ class Problem(Decisions):
     @cached_property
     def statement(self) -> Statement:
         """All tables, with the variables of copies and of parameters' levels."""
-        statement = Statement(self.choices)
-        statement.terms += self._segment_terms()
-        statement.terms += map(self._operator_term, self.roots)
-        state_activations(self, statement)
+        return self._stated(1)
+
+    @cached_property
+    def rough(self) -> Statement:
+        """The same but for activations that one operator reads: soon said, and never more."""
+        return self._stated(2)
+
+    def statements(self) -> Iterator[Statement]:
+        """State first what is soon said, then all."""
+        yield self.rough
+        yield self.statement
+
+    def _stated(self, readers: int) -> Statement:
+        """State all but activations with fewer readers."""
+        statement = Statement(self.choices, self._own_terms)
+        state_activations(self, statement, readers)
         state_parameters(self, statement)
         return statement
 
@@ -67,10 +79,22 @@ class Problem(Decisions):
         """The variables of parameters' levels, by (root) parameter."""
         return self.statement.level_of
 
+    @cached_property
+    def least_work(self) -> tuple[float, float]:
+        """Seconds of the operators alone, each split as well as it can be: those of a microbatch
+        through all blocks, and those once per step. No plan on this mesh has less to compute.
+        """
+        found = {True: 0.0, False: 0.0}
+        for index in self.roots:
+            least = min(one.forward + one.backward for *_, one in self._shards(index))
+            is_once = self.context.facts.is_once(index)
+            found[is_once] += least * self.context.facts.ties.times(index)
+        return found[False], found[True]
+
     def forget_terms(self) -> None:
         """Drop the tables once solved: what remains can still spell out assignments."""
         _ = self.sizes, self.level_of  # which stay
-        for name in ("statement", "network", "_known", "_by_block"):
+        for name in ("statement", "rough", "network", "_own_terms", "_known", "_by_block"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -79,6 +103,11 @@ class Problem(Decisions):
         return find_crossings(self)
 
     # -- terms ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _own_terms(self) -> tuple[Term, ...]:
+        """What blocks and operators cost themselves."""
+        return (*self._segment_terms(), *map(self._operator_term, self.roots))
 
     def _segment_terms(self) -> list[Term]:
         """Charge every block the fixed cost of one segment, forward and backward, and of those that

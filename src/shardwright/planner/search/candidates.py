@@ -226,8 +226,8 @@ def _relaxed_bound(
         if best >= enough:
             return best
     for view in views:
-        if stopped():
-            return best
+        if best >= enough or stopped():
+            break
         best = max(best, hull(view, 2, limit, stopped=stopped).bound(limit))
     return best
 

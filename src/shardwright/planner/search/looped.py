@@ -80,8 +80,14 @@ def least_looped(
             for seconds, memory in [_counted(problem, arrangement, chunks, most, held)]
         ]
     )
-    kinds = network(problem.sizes, problem.statement.terms, most)
-    return 0.0 if kinds.is_wide else _strongest(kinds, ways, limit, ends)
+    seconds = 0.0
+    for statement in problem.statements():
+        kinds = network(tuple(statement.sizes), statement.terms, most)
+        if not kinds.is_wide:
+            seconds = max(seconds, _strongest(kinds, ways, limit, ends))
+        if seconds >= ends[1]:
+            break
+    return seconds
 
 
 def _counted(
@@ -140,12 +146,14 @@ def _strongest(kinds: Network, ways: Floats, limit: float, ends: tuple[float, fl
     cutting planes (Kelley, 1960): a linear program over the choices met so far says which could be the strongest, and the
     network which choices that did not know of.
     """
-    # Late: few searches prove anything.
-    import highspy
-
     bounds = ways.shape[1] - 1
     mix: Floats = np.append(np.full(bounds, 1 / bounds), 0.0)
-    best = 0.0
+    share, useful = ends
+    if (best := float(kinds.solve(mix @ ways).values.min())) >= useful:
+        return best  # whatever memory allows
+    # Late: few searches have more to prove.
+    import highspy
+
     program = cast("Any", highspy).Highs()
     program.silent()
     means: list[Any] = [program.addVariable(0.0, 1.0) for _ in range(bounds)]
@@ -169,7 +177,6 @@ def _strongest(kinds: Network, ways: Floats, limit: float, ends: tuple[float, fl
     smallest = met(np.append(np.zeros(bounds), 1.0))
     if not smallest < limit:
         return math.inf
-    share, useful = ends
     while (best := max(best, met(mix) - float(mix[-1]) * limit)) < useful:
         program.maximize(seconds)
         if program.val(seconds) * unit <= best * (1 + max(share, ENOUGH)):

@@ -116,6 +116,73 @@ def prune(
 
 
 @inner
+def _carry(sizes: Ints, moves: Ints, num_tables: int, first: int, stop: int) -> None:
+    """Say by how much to move along each of some dims where those behind it begin anew."""
+    for t in range(num_tables):
+        passed = 0
+        for d in range(stop - 1, first - 1, -1):
+            place = t * len(sizes) + d
+            move = moves[place]
+            moves[place] = move - passed
+            passed += (sizes[d] - 1) * move
+
+
+@inner
+def _join(sizes: Ints, moves: Ints) -> int:
+    """Take neighbouring dims along which two tables both lie in one run as one; return the first that is left."""
+    rank = len(sizes)
+    first = rank
+    for d in range(rank - 1, -1, -1):
+        one, two = moves[d], moves[rank + d]
+        if first < rank:
+            size = sizes[first]
+            if one == moves[first] * size and two == moves[rank + first] * size:
+                sizes[first] *= sizes[d]
+                continue
+        first -= 1
+        sizes[first], moves[first], moves[rank + first] = sizes[d], one, two
+    return first
+
+
+@inner
+def _sum_two_out(
+    pools: tuple[Floats, Floats], tables: tuple[Ints, Ints, Ints, Ints], own: Floats, sizes: Ints,
+    found: tuple[Floats, Picks], digits: Ints,
+) -> None:  # fmt: skip
+    """Do as ``sum_out`` where two tables are left, which is most of the work, run by run."""
+    given, made = pools
+    pool, place, step, moves = tables
+    least, picks = found
+    rank, first, size = len(sizes), _join(sizes, moves), len(own)
+    _carry(sizes, moves, 2, first, rank - 1)
+    one, two = made if pool[0] else given, made if pool[1] else given
+    width, along, across = sizes[rank - 1], moves[rank - 1], moves[2 * rank - 1]
+    (here, there), index = (place[0], place[1]), 0
+    while index < len(least):
+        left, right = here, there
+        for _ in range(width):
+            best, pick, a, b = np.inf, 0, left, right
+            for s in range(size):
+                total = own[s] + one[np.uint64(a)] + two[np.uint64(b)]
+                is_less = total < best
+                best = total if is_less else best
+                pick = s if is_less else pick
+                a += step[0]
+                b += step[1]
+            least[index], picks[index] = best, pick
+            index += 1
+            left += along
+            right += across
+        for d in range(rank - 2, first - 1, -1):
+            digits[d] += 1
+            if digits[d] < sizes[d]:
+                here += moves[d]
+                there += moves[rank + d]
+                break
+            digits[d] = 0
+
+
+@inner
 def sum_out(
     pools: tuple[Floats, Floats], tables: tuple[Ints, Ints, Ints, Ints], num_tables: int,
     own: Floats, sizes: Ints, found: tuple[Floats, Picks], digits: Ints,
@@ -125,7 +192,7 @@ def sum_out(
     lowest.
 
     Table ``t`` is in ``pools[pool[t]]`` from ``place[t]`` on, a choice further is ``step[t]`` cells and one of
-    the other ``d`` is ``moves[t * rank + d]``; places and moves are written to.
+    the other ``d`` is ``moves[t * rank + d]``; places, moves and sizes are written to.
     """
     given, made = pools
     pool, place, step, moves = tables
@@ -133,12 +200,10 @@ def sum_out(
     rank, size = len(sizes), len(own)
     for d in range(rank):
         digits[d] = 0
-    for t in range(num_tables):  # by how much to move where those behind begin anew
-        passed = 0
-        for d in range(rank - 1, -1, -1):
-            move = moves[t * rank + d]
-            moves[t * rank + d] = move - passed
-            passed += (sizes[d] - 1) * move
+    if num_tables == 2 and rank > 0:
+        _sum_two_out(pools, tables, own, sizes, found, digits)
+        return
+    _carry(sizes, moves, num_tables, 0, rank)
     for index in range(len(least)):
         best, pick = np.inf, 0
         for s in range(size):
@@ -181,10 +246,10 @@ def eliminate(
         most = max(most, size[i])
     own, digits = np.zeros(most), np.empty(len(dim_size) + 1, np.int64)
     pool = np.zeros(len(base) + 1, np.int64)
-    place, stride = base.copy(), dims[2].copy()
+    place, stride, width = base.copy(), dims[2].copy(), dim_size.copy()
     for i in range(len(variable)):
         low, high = first_table[i], first_table[i + 1]
-        near = dim_size[first_dim[i] : first_dim[i + 1]]
+        near = width[first_dim[i] : first_dim[i + 1]]
         begin, kept = out[i], kept_at[i]
         sum_out(
             (cells, cells), (pool, place[low:high], step[low:high], stride[first_stride[i] :]),

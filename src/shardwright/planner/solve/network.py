@@ -56,6 +56,8 @@ class Network:
         self._places = Places(self._sizes, self._scopes, self._base)
         self._fixed = [int(self._base[n]) for n, scope in enumerate(self._scopes) if not scope]
         self._plan = planned(self._sizes, tuple(self._scopes))
+        # What was found of mixes: several views of a network have some in common.
+        self._known: dict[bytes, tuple[float, NDArray[np.int32]]] = {}
 
     @property
     def is_wide(self) -> bool:
@@ -79,6 +81,9 @@ class Network:
         base, plan = self._columns.shape[1], self._plan
         cells = np.empty(base + (plan.num_messages if plan else 0))
         for row, mix in enumerate(mixes):
+            if (known := self._known.get(mix.tobytes())) is not None:
+                values[row], picks[row] = known
+                continue
             np.dot(mix, self._columns, out=cells[:base])
             cells[self._forbidden] = np.inf
             if plan is None:
@@ -86,6 +91,7 @@ class Network:
                 picks[row], values[row] = found.picks, found.bound
             else:
                 values[row] = cells[self._fixed].sum() + plan.minimise(cells, picks[row])
+            self._known[mix.tobytes()] = float(values[row]), picks[row]
         return Minima(values, self._spelled_out(picks), self._totals(picks))
 
     def exchanges(self, views: Floats) -> Exchange:
