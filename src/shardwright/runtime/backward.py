@@ -1,4 +1,4 @@
-"""The backward of a segment as actions: whole, or in two halves, I and W."""
+"""The backward of segments as actions: whole, or of one in two halves, I and W."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from shardwright.core.program import Kind, Segment
 from shardwright.runtime.deferral import Aside, Later
-from shardwright.runtime.engine import by_place, run_backward
+from shardwright.runtime.engine import run_backward
 from shardwright.runtime.store import DTYPES, Store
+from shardwright.runtime.tape import Tape
 from shardwright.runtime.waiting import Action
 
-# Adds to the gradients of some of a segment's inputs, by their places.
+# Adds to the gradients of some leaves of a tape.
 Add = Callable[[Iterable[tuple[int, Tensor]]], None]
 
 
@@ -27,52 +28,36 @@ def made_by(segment: Segment, store: Store, kind: Kind) -> list[int]:
     ]
 
 
-def backward(
-    kind: Kind, segment: Segment, store: Store, microbatch: int, kept: list[Any], aside: Aside
-) -> Action:
-    """Return the action of a whole backward or of a half.
+def backward(kind: Kind, segment: Segment, store: Store, tape: Tape, aside: Aside) -> Action:
+    """Return the action of a whole backward, of all segments on the tape, or of a half, of its only one.
 
-    ``kept`` passes on, from forward to backward or I, the edges in and the leaves; from I to W what
-    products put ``aside`` and the gradients of parameters that were found on the way.
+    I leaves to W on the ``tape`` what products put ``aside`` and the gradients of parameters that were found on the way.
     """
-    add = _adder(segment, store, microbatch)
+    add = _adder(store, tape)
     if kind == Kind.WEIGHT_GRADIENT:
-        return _weights(kept, add)
-    incoming = [
-        store.slot(gradient, microbatch)
-        for gradient in gradients_of(store, segment.outputs).values()
-    ]
-    tracked = list(gradients_of(store, segment.inputs))
-    waiting = _waiting(segment, store) if kind == Kind.INPUT_GRADIENT else set[int]()
-    data = store.data
+        return _weights(tape, add)
+    waiting = _waiting(segment, store, tape) if kind == Kind.INPUT_GRADIENT else set[int]()
+    data, incoming = store.data, tape.incoming
 
     def run() -> None:
-        edges, leaves = kept
-        kept.clear()
+        edges, leaves = tape.take()
         edges, gradients = _live(edges, [data[slot] for slot in incoming])
         if not edges:
             return
         found = run_backward(edges, gradients, leaves)
         del edges, leaves, gradients
-        made = by_place(tracked, found)
-        add((place, gradient) for place, gradient in made if place not in waiting)
+        made = [(leaf, one) for leaf, one in enumerate(found) if one is not None]
+        add((leaf, gradient) for leaf, gradient in made if leaf not in waiting)
         if waiting:
-            kept[:] = (aside.take(), [one for one in made if one[0] in waiting])
+            tape.left = (aside.take(), [one for one in made if one[0] in waiting])
 
     return run
 
 
-def gradients_of(store: Store, values: Sequence[int]) -> dict[int, int]:
-    """Return, by place, the gradients of those values that have one."""
-    entries = store.program.values
-    found = {place: entries[value].gradient for place, value in enumerate(values)}
-    return {place: gradient for place, gradient in found.items() if gradient >= 0}
-
-
-def _waiting(segment: Segment, store: Store) -> set[int]:
-    """Return the places of inputs whose gradients are for W to add."""
+def _waiting(segment: Segment, store: Store, tape: Tape) -> set[int]:
+    """Return the leaves whose gradients are for W to add."""
     made = made_by(segment, store, Kind.WEIGHT_GRADIENT)
-    return {place for place, gradient in enumerate(made) if gradient >= 0}
+    return {tape.tracks[0].leaf_of[place] for place, gradient in enumerate(made) if gradient >= 0}
 
 
 def _live(edges: Sequence[Any], gradients: Sequence[Tensor | None]) -> tuple[list[Any], list[Any]]:
@@ -82,32 +67,33 @@ def _live(edges: Sequence[Any], gradients: Sequence[Tensor | None]) -> tuple[lis
     return [edge for edge, _ in live], [gradient for _, gradient in live]
 
 
-def _weights(kept: list[Any], add: Add) -> Action:
+def _weights(tape: Tape, add: Add) -> Action:
+    leaf_of = tape.tracks[0].leaf_of
+
     def run() -> None:
-        if not kept:
+        if tape.left is None:
             return
-        pending: list[Later] = kept[0]
-        left: list[tuple[int, Tensor]] = kept[1]
-        kept.clear()
+        pending: list[Later] = tape.left[0]
+        left: list[tuple[int, Tensor]] = tape.left[1]
+        tape.left = None
         add(left)
         pending.reverse()
         while pending:
-            add(pending.pop().run())
+            add((leaf_of[place], gradient) for place, gradient in pending.pop().run())
 
     return run
 
 
-def _adder(segment: Segment, store: Store, microbatch: int) -> Add:
-    values = store.program.values
-    slots = {
-        place: (store.slot(gradient, microbatch), DTYPES[values[gradient].dtype])
-        for place, gradient in gradients_of(store, segment.inputs).items()
-    }
+def _adder(store: Store, tape: Tape) -> Add:
+    slots = [
+        (slot, DTYPES[store.program.values[gradient].dtype])
+        for slot, gradient in zip(tape.slots, tape.gradients, strict=True)
+    ]
 
     def add(gradients: Iterable[tuple[int, Tensor]]) -> None:
         # A module that runs as it is may have looked rows up sparsely.
         store.accumulate_all(
-            (*slots[place], one.to_dense() if one.is_sparse else one) for place, one in gradients
+            (*slots[leaf], one.to_dense() if one.is_sparse else one) for leaf, one in gradients
         )
 
     return add

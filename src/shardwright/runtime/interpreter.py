@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program, Segment
+from shardwright.core.joining import runs
+from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program
 from shardwright.runtime import halos, messages, pairing
 from shardwright.runtime.again import Again, Run
-from shardwright.runtime.backward import backward, gradients_of, made_by
+from shardwright.runtime.backward import backward, made_by
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.deferral import Aside
 from shardwright.runtime.engine import edge_of
@@ -33,6 +34,7 @@ from shardwright.runtime.segment import (
     writes_buffers,
 )
 from shardwright.runtime.store import DTYPES, Store
+from shardwright.runtime.tape import Tape
 from shardwright.runtime.transfers import Receive, Routes, Send, lasting
 from shardwright.runtime.transforms import transformed
 from shardwright.runtime.waiting import Action, Waiting
@@ -89,7 +91,13 @@ class Compiler:
         self.draws = False  # whether something compiled draws random numbers
         self._modules: dict[tuple[int, bool, bool], fx.GraphModule] = {}
         self._aside: dict[int, Aside] = {}  # by segment
-        self._graphs: dict[tuple[int, int], list[Any]] = {}
+        # Backwards that others run with their own, and by segment those whose backwards are one, in forward's order.
+        joined = runs(machine.program)
+        self._joined = {index for run in joined for index in run[1:]}
+        items = [tuple(machine.program.item[list(run)].tolist()) for run in joined]
+        self._together = {item: run[::-1] for run in items for item in run}
+        # By segment and instance, the tape that its backward goes by, and its place there.
+        self._tapes: dict[tuple[int, int], tuple[Tape, int]] = {}
         self._again = Again(machine.captured, machine.program, machine.parameters.leaf)
         self._mailbox: dict[int, Tensor] = {}
         self._turn: int | None = None  # of a pipeline that is never flushed
@@ -165,7 +173,8 @@ class Compiler:
                 waiting.need(slot)
             kind = Kind(int(self.program.kind[index]))
             if kind in SEGMENT_KINDS:
-                actions.append((index, self._compute(kind, index)))
+                if index not in self._joined:
+                    actions.append((index, self._compute(kind, index)))
             elif kind == Kind.TRANSFORM:
                 actions.append((index, self._transform(index)))
             elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
@@ -281,16 +290,25 @@ class Compiler:
     def _compute(self, kind: Kind, index: int) -> Action:
         item, instance = int(self.program.item[index]), self.instance(index)
         segment = self.program.segments[item]
-        kept = self._graphs.setdefault((item, instance), [])
         if kind in BACKWARD_KINDS:
-            aside = self._aside.setdefault(item, Aside())
-            return backward(kind, segment, self.machine.store, instance, kept, aside)
+            aside, (tape, _) = self._aside.setdefault(item, Aside()), self._tape(item, instance)
+            return backward(kind, segment, self.machine.store, tape, aside)
         again = kind == Kind.RECOMPUTE
         keeps_graph = self.training and segment.has_backward and segment.recomputed == again
         writes = not again and writes_buffers(self.machine.captured, segment)
         module = self._module(item, writes=writes, keeps_graph=keeps_graph)
-        run = self._forward(segment, index, module, kept if keeps_graph else None)
+        run = self._forward(index, module, self._tape(item, instance) if keeps_graph else None)
         return run if not self.training else self._again.both(run, segment, (item, instance), again)
+
+    def _tape(self, item: int, instance: int) -> tuple[Tape, int]:
+        """Return the tape that the backward of a segment goes by, and its place there."""
+        key = item, instance
+        if key not in self._tapes:
+            items, machine = self._together.get(item, (item,)), self.machine
+            segments = [self.program.segments[one] for one in items]
+            tape = Tape(segments, machine.store, machine.parameters.leaf, instance)
+            self._tapes |= {(one, instance): (tape, place) for place, one in enumerate(items)}
+        return self._tapes[key]
 
     def _module(self, item: int, *, writes: bool, keeps_graph: bool) -> fx.GraphModule:
         splits = keeps_graph and self.program.strategy.pipeline.splits_backward
@@ -307,16 +325,11 @@ class Compiler:
             )
         return self._modules[key]
 
-    def _forward(
-        self,
-        segment: Segment,
-        index: int,
-        module: fx.GraphModule,
-        kept: list[Any] | None,
-    ) -> Run:
-        """Run the segment of an instruction; where ``kept`` is given it receives the
-        graph: edges in and out. What is returned takes tensors, by place, instead of lasting ones."""
+    def _forward(self, index: int, module: fx.GraphModule, taped: tuple[Tape, int] | None) -> Run:
+        """Run the segment of an instruction; where it is ``taped`` its graph goes there.
+        What is returned takes tensors, by place, instead of lasting ones."""
         shift, microbatch = self.program.shift_of(index), int(self.program.microbatch[index])
+        segment = self.program.segments[int(self.program.item[index])]
         machine, values, instance = self.machine, self.program.values, self.instance(index)
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
@@ -326,11 +339,13 @@ class Compiler:
             for place, value in enumerate(segment.inputs)
             if fixed[place] is None
         ]
-        trained_reads = [place for place, _ in read if values[segment.inputs[place]].gradient >= 0]
         rematerialised = [machine.store.slot(value, instance) for value in segment.rematerialised]
-        tracked = list(gradients_of(machine.store, segment.inputs))
-        results = [machine.store.slot(value, instance) for value in segment.outputs]
-        trained = list(gradients_of(machine.store, segment.outputs))
+        handed = taped[0].tracks[taped[1]].handed if taped else ()
+        results = [
+            (machine.store.slot(value, instance), place in handed)
+            for place, value in enumerate(segment.outputs)
+        ]
+        trained = [at for at, value in enumerate(segment.outputs) if values[value].gradient >= 0]
         is_random = any(node.target == "randomness" for node in module.graph.nodes)
         self.draws |= is_random
         roots = {machine.store.root(value) for value in segment.inputs}
@@ -344,24 +359,25 @@ class Compiler:
             arguments = fixed.copy()
             for place, tensor in instead.items():
                 arguments[place] = tensor
-            leaves = fixed.copy()
             for place, slot in read:
                 arguments[place] = data[slot]
             if is_random:
                 source.stand_at(clock.minibatch(shift), microbatch)
-            if kept is None:
+            if taped is None:
                 outputs = run(*arguments)
             else:
+                tape, number = taped
+                track, leaves = tape.tracks[number], tape.leaves
                 with torch.enable_grad(), look_up_saved(data, rematerialised):
-                    for place in trained_reads:
-                        leaves[place], arguments[place] = stand_in(arguments[place])
+                    for place, leaf, is_first in track.activations:
+                        before = None if is_first else leaves[leaf]
+                        leaves[leaf], arguments[place] = stand_in(arguments[place], before)
                     outputs = run(*arguments)
-                    edges = [edge_of(outputs[place]) for place in trained]
-                kept[:] = (edges, [leaves[place] for place in tracked])
-            for slot, result in zip(results, outputs, strict=True):
-                data[slot] = result.detach()
+                    tape.edges[slice(*track.edges)] = [edge_of(outputs[at]) for at in trained]
+            for (slot, is_handed), result in zip(results, outputs, strict=True):
+                data[slot] = result if is_handed else result.detach()
             if gathered:
-                _keep_apart(data, results, gathered)
+                _keep_apart(data, [slot for slot, _ in results], gathered)
 
         def drawing(instead: Mapping[int, Tensor] = _NOTHING) -> None:
             with source.alone():
@@ -429,4 +445,5 @@ def _keep_apart(data: list[Tensor | None], slots: Sequence[int], released: set[i
     for slot in slots:
         held = data[slot]
         if held is not None and held.untyped_storage()._cdata in released:
-            data[slot] = held.clone(memory_format=torch.contiguous_format)
+            with torch.enable_grad():  # of what is handed over
+                data[slot] = held.clone(memory_format=torch.contiguous_format)

@@ -17,13 +17,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 
-def stand_in(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def stand_in(tensor: Tensor, leaf: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return (a leaf of the tensor's shape without its memory, the tensor as made from the leaf), where gradients are
-    recorded.
+    recorded; the leaf is a new one, or the one that stood in for this tensor before.
 
     The view keeps the memory that its leaf then exchanges for none: no Python runs in backward.
     """
-    leaf = tensor.detach().requires_grad_()
+    if leaf is None:
+        leaf = tensor.detach().requires_grad_()
+    else:
+        leaf.data = tensor.detach()
     made = leaf.view_as(leaf)
     leaf.data = _hollow(tensor.shape, tensor.dtype, tensor.device)
     return leaf, made

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shardwright.core.joining import runs
+from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.runtime.agreement import gathered
 from shardwright.runtime.allocations import allocations
@@ -77,7 +79,26 @@ def _timed(
     run(clock.walk)
     ticks.settle()
     seconds = time.perf_counter() - begin
-    return Lap(clock.seen().shifted(offset), begin + offset, seconds)
+    seen = shared_out(machine.program, clock.seen())
+    return Lap(seen.shifted(offset), begin + offset, seconds)
+
+
+def shared_out(program: Program, seen: Seen) -> Seen:
+    """Give each of several backwards that ran as one (``core.joining``) its part of what that took.
+
+    The engine does not say where one ends and the next begins: the parts are as those of their forwards.
+    """
+    start, end = seen.start.copy(), seen.end.copy()
+    forward = np.flatnonzero(program.kind == Kind.FORWARD)
+    took = np.zeros(len(program.segments))
+    took[program.item[forward]] = end[forward] - start[forward]
+    for run in map(list, runs(program)):
+        if np.isnan(start[run[0]]):  # another rank's
+            continue
+        until = np.cumsum(np.maximum(took[program.item[run]], 1e-9))
+        edges = start[run[0]] + (np.nanmax(end[run]) - start[run[0]]) * until / until[-1]
+        start[run[1:]], end[run] = edges[:-1], edges
+    return replace(seen, start=start, end=end)
 
 
 class Stopwatch:

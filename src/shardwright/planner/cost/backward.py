@@ -22,15 +22,20 @@ def backward_peak(
     values: Sequence[Value],
     ends: tuple[tuple[int, ...], tuple[int, ...]],
     released: Sequence[int],
+    *,
+    is_joined: bool = False,
 ) -> int:
     """Return the most bytes of gradients, less what has been released, at any moment.
 
     ``ends`` are the segment's (inputs, outputs); ``released`` the saved bytes that go once each call
     has run backward. The gradients of the inputs are counted elsewhere, as if they were there from
-    the beginning, and stay. Those of the outputs are counted elsewhere and outlive this.
+    the beginning, and stay. Those of the outputs are counted elsewhere, and outlive this unless it ``is_joined`` to
+    the backward that makes them.
     """
     made = {value for call in calls for value in call.results}
     state = _Gradients(graph, values, ends, made.union(ends[0]))
+    if is_joined:
+        state.alive = {v: _Gradient(values[v].bytes, 1) for v in state.alive}
     for call, size in zip(reversed(calls), reversed(released), strict=True):
         state.run(call, size)
     return state.peak

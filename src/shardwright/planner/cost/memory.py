@@ -85,15 +85,22 @@ class SegmentMemory:
             return 0, (_forward_peak(storages, set(), kept_out, keeps_extra=False), 0)
         saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
         forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
+        return saved, (forward, self._backward(outputs, is_joined=False))
+
+    def joined(self, outputs: tuple[int, ...]) -> int:
+        """Return the temporary bytes of a backward that is joined to the one before (``core.joining``)."""
+        return self._backward(outputs, is_joined=True)
+
+    def _backward(self, outputs: tuple[int, ...], *, is_joined: bool) -> int:
+        storages = self.storages
         released = list(storages.extra)
-        for (
-            root,
-            step,
-        ) in storages.released.items():  # outputs too: by then only autograd holds them
+        for root, step in storages.released.items():
+            # Outputs too: by then only autograd holds them.
             released[step] += storages.size[root] if root in storages.made else 0
         ends = (self.inputs, outputs)
-        backward = backward_peak(self.graph, self.calls, self.values, ends, released)
-        return saved, (forward, backward)
+        return backward_peak(
+            self.graph, self.calls, self.values, ends, released, is_joined=is_joined
+        )
 
     def split(self, outputs: tuple[int, ...], precision: str) -> Deferred:
         """Return what the two halves of a split backward leave and need."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph, tensor_bytes
+from shardwright.core.joining import joined
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment
 from shardwright.core.strategy import Mesh, master_dtype
@@ -88,6 +89,7 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     if len(later):
         sums = np.array([costs.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]
+    columns[0, joined(program)] -= costs.entry  # autograd is entered once
     if costs.is_burdened:
         charge(program, columns[0], columns[1], costs.rows[messages, 3:].T)
         charge_telling(program, columns[0], columns[1], (costs.cluster, costs.table))
@@ -121,6 +123,7 @@ class InstructionCosts:
         self.shards = shards
         self.cluster, self.table = shards.cluster, shards.table
         self.overheads = self.table.overhead_map
+        self.entry = self.overheads.get("segment_seconds", 0.0)
         self.sort_of: dict[int, int] = {}
         self.sizes: dict[tuple[object, ...], int] = {}
         self.trained = tuple(
@@ -216,7 +219,7 @@ class InstructionCosts:
     def _segment(self, segment: Segment, phase: str, added: int) -> Cost:
         if phase != "forward" and not segment.has_backward:
             return Cost(seconds=0.0)
-        fixed = Cost(seconds=self.overheads.get("segment_seconds", 0.0), source="measured")
+        fixed = Cost(seconds=self.entry, source="measured")
         options: list[Cost] = []
         for rates in self.rates[segment.mesh]:
             if phase in ("input", "weight"):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.joining import joined
 from shardwright.core.program import STATES, Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy, crews_of, sorts_of_devices
 from shardwright.planner.lower.builder import ProgramBuilder
@@ -184,7 +185,7 @@ def _program(
     works = kind == Kind.TRANSFORM
     states = _state_bytes(builder, item[works], microbatch[works])
     transforms = _renumber(item, works, len(builder.transforms))
-    return Program(
+    program = Program(
         strategy=builder.strategy,
         values=tuple(builder.values),
         segments=tuple([builder.segments[index] for index in segments]),
@@ -209,6 +210,10 @@ def _program(
         temporary=temporary,
         base_bytes=tuple([builder.base_bytes(mesh) + own for mesh, own in enumerate(states)]),
     )
+    for index in np.flatnonzero(joined(program)).tolist():
+        segment = program.segments[int(item[index])]
+        temporary[index] += segment.joined_temporary_bytes - segment.temporary_bytes[1]
+    return program
 
 
 def _state_bytes(

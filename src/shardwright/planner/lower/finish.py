@@ -24,6 +24,7 @@ def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...])
     graph, values = builder.graph, builder.values
     memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
     kept, temporary = memory.bytes(outputs, segment.has_backward)
+    joined = memory.joined(outputs) if segment.has_backward else 0
     bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
     told = {*segment.rematerialised, *segment.unused_in_backward}
     idle = [v for v in memory.idle_inputs() if v not in told] if segment.has_backward else []
@@ -34,6 +35,7 @@ def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...])
         saved_bytes=kept,
         temporary_bytes=temporary,
         bare_bytes=bare,
+        joined_temporary_bytes=joined,
     )
     if builder.splits_backward and segment.has_backward:
         half = memory.split(outputs, builder.strategy.precision)
