@@ -45,6 +45,12 @@ def runs(program: Program) -> list[tuple[int, ...]]:
     return [tuple(run.tolist()) for run in found if len(run) > 1]
 
 
+def together(program: Program) -> dict[int, tuple[int, ...]]:
+    """Return, by segment, those whose backwards run as one with its own, in the order of their forwards."""
+    items = [tuple(program.item[list(run)].tolist()) for run in runs(program)]
+    return {item: run[::-1] for run in items for item in run}
+
+
 def _hears(program: Program) -> NDArray[np.bool_]:
     """Return which instructions wait for something else than a segment that has to do with gradients."""
     carries = np.array([_carries(program, one) for one in program.messages], dtype=np.bool_)

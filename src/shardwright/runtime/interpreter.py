@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardwright.core.joining import runs
+from shardwright.core.joining import runs, together
 from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program
 from shardwright.runtime import halos, messages, pairing
 from shardwright.runtime.again import Again, Run
@@ -91,11 +91,8 @@ class Compiler:
         self.draws = False  # whether something compiled draws random numbers
         self._modules: dict[tuple[int, bool, bool], fx.GraphModule] = {}
         self._aside: dict[int, Aside] = {}  # by segment
-        # Backwards that others run with their own, and by segment those whose backwards are one, in forward's order.
-        joined = runs(machine.program)
-        self._joined = {index for run in joined for index in run[1:]}
-        items = [tuple(machine.program.item[list(run)].tolist()) for run in joined]
-        self._together = {item: run[::-1] for run in items for item in run}
+        self._joined = {index for run in runs(machine.program) for index in run[1:]}
+        self._together = together(machine.program)
         # By segment and instance, the tape that its backward goes by, and its place there.
         self._tapes: dict[tuple[int, int], tuple[Tape, int]] = {}
         self._again = Again(machine.captured, machine.program, machine.parameters.leaf)
@@ -173,8 +170,7 @@ class Compiler:
                 waiting.need(slot)
             kind = Kind(int(self.program.kind[index]))
             if kind in SEGMENT_KINDS:
-                if index not in self._joined:
-                    actions.append((index, self._compute(kind, index)))
+                actions += self._computed(kind, index)
             elif kind == Kind.TRANSFORM:
                 actions.append((index, self._transform(index)))
             elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
@@ -286,6 +282,10 @@ class Compiler:
         return drop
 
     # -- computing -----------------------------------------------------------------------------
+
+    def _computed(self, kind: Kind, index: int) -> list[tuple[int, Action]]:
+        """Return the action of a segment, none for a backward that one before runs with its own."""
+        return [] if index in self._joined else [(index, self._compute(kind, index))]
 
     def _compute(self, kind: Kind, index: int) -> Action:
         item, instance = int(self.program.item[index]), self.instance(index)

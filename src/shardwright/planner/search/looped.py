@@ -148,12 +148,22 @@ def _strongest(kinds: Network, ways: Floats, limit: float, ends: tuple[float, fl
     """
     bounds = ways.shape[1] - 1
     mix: Floats = np.append(np.full(bounds, 1 / bounds), 0.0)
-    share, useful = ends
-    if (best := float(kinds.solve(mix @ ways).values.min())) >= useful:
-        return best  # whatever memory allows
+    best = float(kinds.solve(mix @ ways).values.min())  # whatever memory allows
+    return best if best >= ends[1] else _strengthened(kinds, ways, limit, ends, (mix, best))
+
+
+def _strengthened(
+    kinds: Network,
+    ways: Floats,
+    limit: float,
+    ends: tuple[float, float],
+    start: tuple[Floats, float],
+) -> float:
+    """Return what cutting planes prove, from a mean and its bound on."""
     # Late: few searches have more to prove.
     import highspy
 
+    (mix, best), (share, useful), bounds = start, ends, ways.shape[1] - 1
     program = cast("Any", highspy).Highs()
     program.silent()
     means: list[Any] = [program.addVariable(0.0, 1.0) for _ in range(bounds)]
