@@ -133,15 +133,12 @@ class _VocabularyLoss(torch.autograd.Function):
         share = (own + spread).unsqueeze(1)
         own = torch.where(chosen, own, 0).unsqueeze(1)
         result = torch.empty_like(x)
-        step, is_whole = _rows_per_step(x), x.shape[1] == classes
+        step = _rows_per_step(x)
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
             into = result[rows] if wide == x.dtype else None
-            if is_whole:  # then z is the sum that a share is of
-                part = torch.softmax(x[rows].to(wide), -1, out=into).mul_(share[rows])
-            else:
-                part, total = _shares(x[rows].to(wide), into)
-                part.mul_((total - z[rows]).exp_().mul_(share[rows]))
+            part, total = _shares(x[rows].to(wide), into)
+            part.mul_((total - z[rows]).exp_().mul_(share[rows]))
             part.scatter_add_(1, place[rows].unsqueeze(1), -own[rows])
             if smoothing:
                 flat = counted[rows].unsqueeze(1) * gradient.to(wide) * (smoothing / classes)
