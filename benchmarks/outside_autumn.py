@@ -12,14 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from outside_models import ROW_WIDTH as WIDTH
-from outside_models import Example, floats, row_batch, token_loss, tokens, two_layers
+from outside_models import Example, floats, next_words, row_batch, token_loss, tokens, two_layers
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-
-
-def _words(batch_size: int, length: int = 8, vocabulary: int = 20) -> dict[str, Tensor]:
-    ids = tokens(vocabulary, batch_size, length, low=1)
-    return {"ids": ids, "labels": ids.roll(-1, 1)}
 
 
 def _causal(length: int) -> Tensor:
@@ -110,7 +105,7 @@ def on_the_sphere(batch_size: int = 4) -> Example:
                 h = block(h)
             return token_loss(F.linear(h, unit(self.head.weight)) * self.scale * 4, labels)
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def joint_streams(batch_size: int = 4) -> Example:
@@ -462,7 +457,7 @@ def chunks_by_likeness(batch_size: int = 4) -> Example:
             rate = 3 / 2 * (2 * share * mean + (1 - share) * (1 - mean))
             return token_loss(self.decoder(out), labels) + 0.03 * rate
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def states_that_turn(batch_size: int = 4) -> Example:
@@ -519,7 +514,7 @@ def states_that_turn(batch_size: int = 4) -> Example:
         def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
             return token_loss(self.head(self.layers(self.embed(ids))), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def products_of_reflections(batch_size: int = 4) -> Example:
@@ -566,7 +561,7 @@ def products_of_reflections(batch_size: int = 4) -> Example:
         def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
             return token_loss(self.head(self.layer(self.embed(ids))), labels)
 
-    return Net(), _words(batch_size, 6)
+    return Net(), next_words(batch_size, 6)
 
 
 def rates_of_frames(batch_size: int = 4) -> Example:

@@ -12,15 +12,10 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from outside_models import Example, floats, token_loss, tokens
+from outside_models import Example, floats, next_words, token_loss, tokens
 from torch import Tensor, nn
 
 WIDTH = 8
-
-
-def _words(batch_size: int, length: int = 8, vocabulary: int = 20) -> dict[str, Tensor]:
-    ids = tokens(vocabulary, batch_size, length, low=1)
-    return {"ids": ids, "labels": ids.roll(-1, 1)}
 
 
 def _rows(batch_size: int, *lengths: int) -> dict[str, Tensor]:
@@ -77,7 +72,7 @@ def differential_attention(batch_size: int = 4) -> Example:
                 h = h + layer(norm(h))
             return token_loss(self.head(h), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def forgetting_attention(batch_size: int = 4) -> Example:
@@ -109,7 +104,7 @@ def forgetting_attention(batch_size: int = 4) -> Example:
             made = made.transpose(1, 2).flatten(2) * torch.sigmoid(self.gate(h))
             return token_loss(self.head(h + self.out(made)), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def chosen_blocks(batch_size: int = 4) -> Example:
@@ -151,7 +146,7 @@ def chosen_blocks(batch_size: int = 4) -> Example:
             made = g[:, :, 0] * (coarse @ cv) + g[:, :, 1] * fine + g[:, :, 2] * near
             return token_loss(self.head(h + made), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def factored_attention(batch_size: int = 4) -> Example:
@@ -185,7 +180,7 @@ def factored_attention(batch_size: int = 4) -> Example:
             out = F.scaled_dot_product_attention(*made, is_causal=True)
             return token_loss(self.head(h + self.out(out.transpose(1, 2).flatten(2))), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def moving_average_gates(batch_size: int = 4) -> Example:
@@ -294,7 +289,7 @@ def bytes_in_patches(batch_size: int = 4) -> Example:
             loss = token_loss(self.head(torch.cat([local, spread], -1)), labels)
             return loss + token_loss(self.small(ids), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def recursion_by_router(batch_size: int = 4) -> Example:
@@ -324,7 +319,7 @@ def recursion_by_router(batch_size: int = 4) -> Example:
                 extra = extra + F.binary_cross_entropy(score, target.detach())
             return token_loss(self.head(h), labels) + 0.01 * extra
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 def tokens_ahead(batch_size: int = 4) -> Example:
@@ -364,7 +359,7 @@ def tokens_ahead(batch_size: int = 4) -> Example:
                 )
             return losses[0] + 0.3 * torch.stack(losses[1:]).mean()
 
-    return Net(), _words(batch_size)
+    return Net(), next_words(batch_size)
 
 
 # -- space and graphs ------------------------------------------------------------------------------------

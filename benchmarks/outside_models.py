@@ -38,6 +38,18 @@ def two_layers(into: int = ROW_WIDTH, out: int = ROW_WIDTH, hidden: int = 12) ->
     return nn.Sequential(nn.Linear(into, hidden), nn.GELU(), nn.Linear(hidden, out))
 
 
+def word_batch(batch_size: int, length: int = 6) -> dict[str, Tensor]:
+    """Draw words, and as their labels the words before."""
+    ids = tokens(20, batch_size, length, low=1)
+    return {"ids": ids, "labels": ids.roll(1, 1)}
+
+
+def next_words(batch_size: int, length: int = 8, vocabulary: int = 20) -> dict[str, Tensor]:
+    """Draw words, and as their labels the words behind."""
+    ids = tokens(vocabulary, batch_size, length, low=1)
+    return {"ids": ids, "labels": ids.roll(-1, 1)}
+
+
 def token_loss(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross entropy of every token."""
     return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))

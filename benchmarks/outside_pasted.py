@@ -23,18 +23,13 @@ from outside_models import (
     token_loss,
     tokens,
     two_layers,
+    word_batch,
 )
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, stack_module_state, vjp, vmap
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint_sequential
-
-
-def _words(batch_size: int, length: int = 6) -> dict[str, Tensor]:
-    ids = tokens(20, batch_size, length, low=1)
-    return {"ids": ids, "labels": ids.roll(1, 1)}
-
 
 # -- products that few write -------------------------------------------------------------------------
 
@@ -203,7 +198,7 @@ def mamba_pasted(batch_size: int = 8) -> Example:
                 x = x + layer(norm(x))
             return token_loss(self.head(self.norms[-1](x)), labels)
 
-    return Net(), _words(batch_size, 8)
+    return Net(), word_batch(batch_size, 8)
 
 
 def rotary_variants(batch_size: int = 8) -> Example:
@@ -266,7 +261,7 @@ def rotary_variants(batch_size: int = 8) -> Example:
         def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
             return token_loss(self.head(self.layers(self.embed(ids))), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), word_batch(batch_size)
 
 
 def mixture_of_depths(batch_size: int = 8) -> Example:
@@ -307,7 +302,7 @@ def mixture_of_depths(batch_size: int = 8) -> Example:
                 aux.append(loss)
             return token_loss(self.head(x), labels) + 0.1 * torch.stack(aux).mean()
 
-    return Net(), _words(batch_size)
+    return Net(), word_batch(batch_size)
 
 
 def packed_both_ways(batch_size: int = 8) -> Example:
@@ -558,7 +553,7 @@ def shared_in_three_places(batch_size: int = 8) -> Example:
             soft = self.head(h).softmax(-1) @ self.encoder.weight
             return token_loss(self.head(h + soft), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), word_batch(batch_size)
 
 
 def parametrized_thrice(batch_size: int = 8) -> Example:
@@ -611,7 +606,7 @@ def frozen_in_part(batch_size: int = 8) -> Example:
             h = self.trunk(h.flatten(0, 1))
             return token_loss(self.head(self.tuned(h)), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), word_batch(batch_size)
 
 
 def lists_and_dicts_of_weights(batch_size: int = 8) -> Example:

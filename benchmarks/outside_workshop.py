@@ -25,6 +25,7 @@ from outside_models import (
     token_loss,
     tokens,
     two_layers,
+    word_batch,
 )
 from torch import Tensor, nn
 from torch.autograd import Function
@@ -34,11 +35,6 @@ from torch.func import jvp
 def _series(batch_size: int, length: int = 6, width: int = WIDTH) -> dict[str, Tensor]:
     x = floats(batch_size, length, width)
     return {"x": x, "y": x.roll(1, 1).tanh()}
-
-
-def _words(batch_size: int, length: int = 6) -> dict[str, Tensor]:
-    ids = tokens(20, batch_size, length, low=1)
-    return {"ids": ids, "labels": ids.roll(1, 1)}
 
 
 # -- filters and physics, stepped in time --------------------------------------------------------------
@@ -414,7 +410,7 @@ def disentangled_attention(batch_size: int = 8) -> Example:
             h = self.norm((shares @ v).transpose(1, 2).flatten(2) + x)
             return token_loss(self.head(h), labels)
 
-    return Net(), _words(batch_size)
+    return Net(), word_batch(batch_size)
 
 
 def two_streams(batch_size: int = 8) -> Example:
@@ -449,7 +445,7 @@ def two_streams(batch_size: int = 8) -> Example:
             del labels
             return (each.view_as(ids) * self.late).sum() / (self.late.sum() * ids.shape[0])
 
-    return Net(), _words(batch_size)
+    return Net(), word_batch(batch_size)
 
 
 def modern_hopfield(batch_size: int = 8) -> Example:
@@ -608,7 +604,7 @@ def stack_machine(batch_size: int = 8) -> Example:
                 told += [self.out(h)]
             return token_loss(torch.stack(told, dim=1), labels)
 
-    return Net(), _words(batch_size, 5)
+    return Net(), word_batch(batch_size, 5)
 
 
 def quasi_recurrent(batch_size: int = 8) -> Example:
@@ -1006,7 +1002,7 @@ def retrieved_passages(batch_size: int = 8) -> Example:
             by_token = torch.logsumexp(prior[..., None] + each, 1).sum(-1)
             return -(whole + by_token).mean() / ids.shape[1]
 
-    return Net(), _words(batch_size, 4)
+    return Net(), word_batch(batch_size, 4)
 
 
 def generator_and_discriminator(batch_size: int = 8) -> Example:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardwright.core.program import Kind, Segment
 from shardwright.runtime.deferral import Aside, Later
-from shardwright.runtime.engine import run_backward
+from shardwright.runtime.engine import by_place, run_backward
 from shardwright.runtime.store import DTYPES, Store
 from shardwright.runtime.tape import Tape
 from shardwright.runtime.waiting import Action
@@ -46,7 +46,7 @@ def backward(kind: Kind, segment: Segment, store: Store, tape: Tape, aside: Asid
             return
         found = run_backward(edges, gradients, leaves)
         del edges, leaves, gradients
-        made = [(leaf, one) for leaf, one in enumerate(found) if one is not None]
+        made = by_place(range(len(found)), found)
         add((leaf, gradient) for leaf, gradient in made if leaf not in waiting)
         if waiting:
             tape.left = (aside.take(), [one for one in made if one[0] in waiting])

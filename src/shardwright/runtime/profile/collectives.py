@@ -51,9 +51,8 @@ from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
-OVERHEAD_SHARE = (
-    0.03  # of the budget at most in a round, for each of what running a rank costs besides
-)
+# Of the budget at most in a round, for each of what running a rank costs besides.
+OVERHEAD_SHARE = 0.03
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 # Of one round.
 _MIN_RUNS = 3
