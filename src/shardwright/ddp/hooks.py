@@ -64,11 +64,14 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
 def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:
     theirs = model.process_group
     prepare_process(theirs)
-    return dist.new_group(  # type: ignore[return-value]
+    group: dist.ProcessGroup = dist.new_group(  # type: ignore[assignment]
         dist.get_process_group_ranks(theirs),
         backend=dist.get_backend(theirs),
         use_local_synchronization=True,
     )
+    # A rank that left now would close connections that slower ones still make (gloo's connectFullMesh).
+    dist.all_reduce(torch.zeros((), device=next(model.parameters()).device), group=group)
+    return group
 
 
 class _Queue:
