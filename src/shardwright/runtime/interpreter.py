@@ -170,6 +170,7 @@ class Compiler:
                 waiting.need(slot)
             kind = Kind(int(self.program.kind[index]))
             if kind in SEGMENT_KINDS:
+                waiting.give_way(index)
                 actions += self._computed(kind, index)
             elif kind == Kind.TRANSFORM:
                 actions.append((index, self._transform(index)))

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shardwright.core.completion import asked_ahead, completions, scatter_turns
 from shardwright.core.program import Kind, Program
+from shardwright.runtime.cores import give_way
 from shardwright.runtime.messages import Exchange
+from shardwright.runtime.transfers import Send
 
 Action = Callable[[], None]
 
@@ -24,6 +26,7 @@ class Waiting:
         self.actions: list[tuple[int, Action]] = []
         self.exchanges: dict[int, Exchange] = {}
         self._under_way: dict[int, None] = {}
+        self._gives_way, self._sending = on_host, set[int]()
         self._writer: dict[int, int] = {}
         self._due = due(program, indices, on_host=on_host) if sends else {}
         # What is asked for ahead, by the instruction before which, and then by the place of an action.
@@ -39,6 +42,8 @@ class Waiting:
         self.exchanges[index] = exchange
         self.actions.append((index, exchange.issue))
         self._under_way[index] = None
+        if isinstance(exchange, Send) and self._gives_way:
+            self._sending.add(index)
         self._writer |= dict.fromkeys(slots, index)
 
     def come_to(self, index: int) -> None:
@@ -47,6 +52,12 @@ class Waiting:
             self._complete(other)
         if index in self._asked:
             self._ahead.setdefault(len(self.actions), []).extend(self._asked[index])
+
+    def give_way(self, index: int) -> None:
+        """Give way before an instruction that computes while something sent is under way: where it is asked
+        for only now, the thread that hears so would wait for the core until the scheduler's next tick."""
+        if self._sending:
+            self.actions.append((index, give_way))
 
     def need(self, slot: int) -> None:
         """Complete the message under way that writes a slot, if there is one."""
@@ -70,6 +81,7 @@ class Waiting:
     def _complete(self, index: int) -> None:
         if index in self._under_way:
             del self._under_way[index]
+            self._sending.discard(index)
             self.actions.append((index, self.exchanges[index].complete))
 
 
