@@ -7,6 +7,7 @@ completes exactly here, and the simulator counts bytes by it.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -57,40 +58,43 @@ def first_needs(program: Program) -> NDArray[np.int64]:
 def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (instructions, receives that a rank on a CPU asks for just before them).
 
-    A transfer begins when both ends have asked for it, so what is asked for where it is used hides behind nothing, and
-    what the order posts, behind its send, may be late by an action.
-    What a message brings for a microbatch is therefore asked for before the
-    instruction that needs what it brought for the one before, or behind what comes first from devices of the same: ranks
-    receive in the order in which others send. (On GPUs a receive that is asked for is a kernel that runs until
-    then.) Not what stays on its device: that is there once it has been sent.
+    A transfer begins when both ends have asked for it, so what is asked for where it is used hides behind nothing,
+    and who has sent it may be computing by then, and hear of it late. What comes from the devices of a crew is
+    therefore asked for, in the order in which they send it, before the instruction that needs what came from there
+    just before, or what came before that where one instruction needs both; the first when the step begins. (On GPUs
+    a receive that is asked for is a kernel that runs until then.) Not what stays on its device: that is there once
+    it has been sent. O(n log n).
     """
     nothing = np.zeros(0, dtype=np.int64)
     if len(program.meshes) == 1:
         return nothing, nothing
-    devices = [set(mesh.devices) for mesh in program.meshes]
+    devices = [frozenset(mesh.devices) for mesh in program.meshes]
     crosses = [_crosses(program, message, devices) for message in program.messages]
     needs, crews = first_needs(program), connected(devices)
-    own = [np.flatnonzero(program.group == mesh) for mesh in range(len(devices))]
-    before: dict[int, int] = {}  # by message: the receive of the microbatch before
+    # What the very devices of a mesh run, whichever of their meshes it is of.
+    alike = [[one for one, those in enumerate(devices) if those == own] for own in devices]
+    runs = [np.flatnonzero(np.isin(program.group, meshes)) for meshes in alike]
+    needed: dict[tuple[int, int], list[int]] = {}  # by crews: what needs receives so far, ascending
     last: dict[tuple[int, int], int] = {}  # by crews: no receive may be asked for before this
     found: list[tuple[int, int]] = []
     for index in np.flatnonzero(program.kind == Kind.RECEIVE).tolist():
         item, mesh = int(program.item[index]), int(program.group[index])
         ends = (crews[program.messages[item].mesh], crews[mesh])
-        last[ends], least = index + 1, last.get(ends, 0)
+        least, last[ends] = last.get(ends, 0), index + 1
+        need, before = int(needs[index]), needed.setdefault(ends, [])
         if crosses[item] and program.microbatch[index] >= 0:
-            # The first of a message is needed behind itself: at the latest it is asked for where it stands.
-            least = min(max(int(needs[before.get(item, index)]), least), index)
-            place = int(own[mesh][np.searchsorted(own[mesh], least)])
+            place = bisect.bisect_left(before, need)
+            least = max(least, before[place - 1] if place else 0)
+            place = int(runs[mesh][np.searchsorted(runs[mesh], min(least, index))])
             if place < index:
                 last[ends] = place
                 found.append((place, index))
-        before[item] = index
+        bisect.insort(before, need)
     places, coming = np.array(found, dtype=np.int64).reshape(-1, 2).T
     return places, coming
 
 
-def _crosses(program: Program, message: Message, devices: Sequence[set[int]]) -> bool:
+def _crosses(program: Program, message: Message, devices: Sequence[frozenset[int]]) -> bool:
     """Whether a message brings something of a microbatch from other devices, into memory of its own."""
     return (
         message.destination >= 0

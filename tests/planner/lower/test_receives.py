@@ -142,6 +142,29 @@ def test_what_a_device_asks_for_never_comes_later_than_predicted_where_backward_
     assert met(program, seconds) == pytest.approx(simulate(program, seconds).step_seconds)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1"])
+def test_what_comes_next_is_asked_for_before_what_came_is_used(schedule):
+    # Whoever sends it may compute for a whole action by then; message by message it was asked for where it was used.
+    chunks = 2 if schedule == "interleaved" else 1
+    seed = Seed(stages=2, chunks=chunks, num_microbatches=4, schedule=schedule)
+    program = program_of(seed)
+    asked = dict(zip(*(column.tolist() for column in reversed(asked_ahead(program))), strict=True))
+    device = [program.meshes[mesh].devices[0] for mesh in program.group.tolist()]
+    seen = set[int]()
+    for here in (0, 1):
+        used = 0  # where what came before is used
+        for index in (i for i in range(program.num_instructions) if device[i] == here):
+            needed = program.predecessor[program.offset[index] : program.offset[index + 1]]
+            for one in needed[program.kind[needed] == Kind.RECEIVE].tolist():
+                message = program.messages[int(program.item[one])]
+                crosses = program.meshes[message.mesh].devices[0] != here
+                if crosses and program.microbatch[one] >= 0 and one not in seen:
+                    assert asked.get(one, one) <= max(used, device.index(here))
+                    used = index
+                    seen.add(one)
+    assert len(seen) == 8 * (2 * chunks - 1)
+
+
 @pytest.mark.parametrize(("pieces", "chunks"), [(4, 2), (8, 2), (8, 3), (6, 2)])
 def test_chunks_shorten_the_bubble_by_their_number(pieces, chunks):
     stages = 2
