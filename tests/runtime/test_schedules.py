@@ -100,6 +100,31 @@ def test_what_comes_next_is_asked_for_before_what_has_come_is_used(
     assert all(all(found) and len(found) >= 3 for found in ranks)
 
 
+@pytest.mark.torch
+def test_what_another_stage_waits_for_is_sent_before_the_loss_is_summed() -> None:
+    module, batch = zoo.mlp(batch=12, depth=5)
+    captured = capture(module, batch)
+    program = lower(
+        captured.graph, seed_strategy(captured.graph, Seed(stages=3, num_microbatches=4))
+    )
+
+    def sent(world: LocalWorld) -> tuple[int, int]:
+        options = RunOptions(world=world)
+        executor = Executor(
+            captured, program, copy.deepcopy(module), optimizer=SGD, options=options
+        )
+        actions = [action for _, action in executor._training.actions]
+        kinds = [int(program.kind[index]) for index, _ in executor._training.actions]
+        begun = actions.index(executor.loss.start)
+        last = max(at for at, kind in enumerate(kinds) if kind == Kind.FORWARD)
+        early = [kind for kind in kinds[last:begun] if kind == Kind.SEND]
+        return len(early), sum(kind == Kind.BACKWARD for kind in kinds[last:begun])
+
+    ranks, _ = run_locally(sent, 3)
+    assert [backward for _, backward in ranks] == [0, 0, 0]
+    assert [sends > 0 for sends, _ in ranks] == [True, True, False]
+
+
 @pytest.mark.ranks
 def test_ranks_train_by_schedules_as_one_process_does() -> None:
     seeds = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwright.core.completion import sums_ahead
-from shardwright.core.program import Kind
+from shardwright.core.program import SEGMENT_KINDS, Kind
 from shardwright.errors import RunError
 from shardwright.runtime import outputs
 from shardwright.runtime.hostcopy import HostCopy
@@ -17,6 +17,7 @@ from shardwright.runtime.interpreter import Compiled, Compiler, Machine
 from shardwright.runtime.messages import AllReduce
 from shardwright.runtime.status import INTERRUPTION
 from shardwright.runtime.store import DTYPES
+from shardwright.runtime.transfers import Send
 
 # Bits of the leading terms of a number, and how many terms it has: float32 adds up such terms of
 # thousands of numbers without rounding, as long as none is thousands of times another.
@@ -196,7 +197,7 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
 
     It rides with the last message of gradients where that goes to all ranks, through the host, in a
     type that holds it: what a message of its own would take of a CPU is a hundred times what these
-    few numbers take. Else it is sent as soon as it is made. Stages send theirs behind their last forward where they may
+    few numbers take. Else it is sent as soon as it is made. Stages send theirs behind their last forward, and what that sends, where they may
     (``core.completion.sums_ahead``), and begin the next step without waiting for the slowest; else summing starts with
     the update.
     """
@@ -206,7 +207,7 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
     if not is_alike and sums_ahead(program, on_host=on_host):
         steps = enumerate(compiled.actions)
         forward = [at for at, (index, _) in steps if program.kind[index] == Kind.FORWARD]
-        place = max([place, *forward])
+        place = _behind_sends(compiled, compiler, max([place, *forward]))
     elif not is_alike:
         return compiled
     if place < 0:
@@ -219,6 +220,19 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
     index = compiled.actions[place][0]
     before, after = compiled.actions[: place + 1], compiled.actions[place + 1 :]
     return Compiled((*before, (index, total.start), *after), compiled.exchanges)
+
+
+def _behind_sends(compiled: Compiled, compiler: Compiler, place: int) -> int:
+    """Return the place of the last send that follows an action before anything else is computed; its own if none does.
+    Another stage waits for what is sent, nobody for the loss."""
+    computed, found = compiled.actions[place][0], place
+    for at, (index, action) in enumerate(compiled.actions[place + 1 :], place + 1):
+        exchange = compiled.exchanges.get(index)
+        if isinstance(exchange, Send):
+            found = at if action == exchange.issue else found
+        elif index != computed and int(compiler.program.kind[index]) in SEGMENT_KINDS:
+            break
+    return found
 
 
 def _carrier(compiled: Compiled, compiler: Compiler, made: int) -> AllReduce | None:
