@@ -192,25 +192,32 @@ def _one_way(
     there_and_back: ThereAndBack, chunk: Chunk, often: tuple[int, int], group: ProcessGroup
 ) -> list[float]:
     """Return what a transfer takes where ranks compute in turns, each before it sends: so do stages of a
-    pipeline that wait for each other."""
+    pipeline that wait for each other. What has waited computes slower at first; that belongs to the transfer: only
+    what the same computation takes a rank that does not wait is taken off."""
     times, rounds = often
-    own = 0.0
-
-    def compute() -> None:
-        nonlocal own
-        before = time.thread_time()
-        chunk.run(times)
-        own += time.thread_time() - before
-
-    found: list[float] = []
+    each, found = rounds // TURNS, list[float]()
     for _ in range(TURNS):
-        own = 0.0
-        dist.barrier(group)
+        own = sum(_without_waiting(rank, chunk, (times, each), group) for rank in range(2))
         begin = time.perf_counter()
-        for _ in range(rounds // TURNS):
-            there_and_back(compute)
-        found.append((time.perf_counter() - begin - 2 * own) / (2 * (rounds // TURNS)))
+        for _ in range(each):
+            there_and_back(lambda: chunk.run(times))
+        found.append(((time.perf_counter() - begin) / each - own) / 2)
     return found
+
+
+def _without_waiting(rank: int, chunk: Chunk, often: tuple[int, int], group: ProcessGroup) -> float:
+    """Return what a chunk takes a rank of the group, one after another, while the others wait; equal on all."""
+    times, rounds = often
+    took = torch.zeros((), dtype=torch.float64)
+    dist.barrier(group)
+    if group.rank() == rank:
+        chunk.run(times)
+        begin = time.perf_counter()
+        for _ in range(rounds):
+            chunk.run(times)
+        took += (time.perf_counter() - begin) / rounds
+    dist.broadcast(took, group=group, group_src=rank)
+    return float(took)
 
 
 def _skew(chunk: Chunk, group: ProcessGroup) -> Timing:
