@@ -71,9 +71,7 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     devices = [frozenset(mesh.devices) for mesh in program.meshes]
     crosses = [_crosses(program, message, devices) for message in program.messages]
     needs, crews = first_needs(program), connected(devices)
-    # What the very devices of a mesh run, whichever of their meshes it is of.
-    alike = [[one for one, those in enumerate(devices) if those == own] for own in devices]
-    runs = [np.flatnonzero(np.isin(program.group, meshes)) for meshes in alike]
+    runs = _run_by(program, devices)
     needed: dict[tuple[int, int], list[int]] = {}  # by crews: what needs receives so far, ascending
     last: dict[tuple[int, int], int] = {}  # by crews: no receive may be asked for before this
     found: list[tuple[int, int]] = []
@@ -85,13 +83,24 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
         if crosses[item] and program.microbatch[index] >= 0:
             place = bisect.bisect_left(before, need)
             least = max(least, before[place - 1] if place else 0)
-            place = int(runs[mesh][np.searchsorted(runs[mesh], min(least, index))])
+            place = int(
+                runs[devices[mesh]][np.searchsorted(runs[devices[mesh]], min(least, index))]
+            )
             if place < index:
                 last[ends] = place
                 found.append((place, index))
         bisect.insort(before, need)
     places, coming = np.array(found, dtype=np.int64).reshape(-1, 2).T
     return places, coming
+
+
+def _run_by(
+    program: Program, devices: Sequence[frozenset[int]]
+) -> dict[frozenset[int], NDArray[np.int64]]:
+    """Return, by the devices of a mesh, what just these run, whichever of their meshes it is of."""
+    numbers = {own: number for number, own in enumerate(dict.fromkeys(devices))}
+    runs = np.array([numbers[own] for own in devices])[program.group]
+    return {own: np.flatnonzero(runs == number) for own, number in numbers.items()}
 
 
 def _crosses(program: Program, message: Message, devices: Sequence[frozenset[int]]) -> bool:
