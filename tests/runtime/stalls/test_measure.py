@@ -164,7 +164,7 @@ class HandedOver:
 
     def __iter__(self):
         for _ in range(40):
-            time.sleep(0.005)
+            time.sleep(0.015)
             yield torch.zeros(2)
 
 
@@ -172,7 +172,7 @@ def test_taking_a_batch_that_lies_ready_is_no_waiting_for_storage():
     found = analyse(HandedOver(), lambda batch: time.sleep(0.02), batches=8)
     assert found.rates.binding(0.0) == "computation"
     assert found.fetch_stall < found.prep_stall / 4
-    assert found.prep_stall > 0.004
+    assert found.prep_stall > 0.0075  # half of it: whoever else is busy takes some of the rest
 
 
 @pytest.mark.parametrize(
