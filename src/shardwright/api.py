@@ -225,7 +225,8 @@ def compare(
         outcome = start(chosen, document.origin, replace(job, profiles=True), watch or Watch())
     if outcome.timeline is None:
         raise InputError("the ranks measured no step; train more steps (--steps)")
-    story = replace(story, measured=with_process(outcome.timeline, story.process_bytes))
+    measured = with_process(outcome.timeline, story.process_bytes)
+    story = replace(story, measured=measured, usual_seconds=outcome.run.step_seconds)
     rows = differences(story)
     return Comparison(story=story, rows=rows, training=outcome.run)
 

@@ -168,7 +168,8 @@ def _story(study: Study, outcome: Outcome, alone: tuple[float, ...]) -> Story:
     for index, plan in enumerate(study.frontier.plans):
         told = tell(plan, study.graph, study.cluster, study.costs)
         if index == study.frontier.chosen and outcome.timeline is not None:
-            told = replace(told, measured=with_process(outcome.timeline, told.process_bytes))
+            measured = with_process(outcome.timeline, told.process_bytes)
+            told = replace(told, measured=measured, usual_seconds=outcome.run.step_seconds)
         plans.append(told)
     chosen, facts = study.frontier.chosen, (study.graph, study.cluster, study.costs)
     return Story(

@@ -85,6 +85,15 @@ def test_a_message_that_takes_long_beneath_computation_is_explained(story: Story
     assert note.startswith("A message counts from when all ranks have come")
 
 
+def test_steps_that_measuring_makes_longer_stand_beside_those_before(story: Story) -> None:
+    plan = story.plans[0]
+    assert plan.measured is not None
+    usual = plan.measured.step_seconds
+    assert comparison_notes(replace(plan, usual_seconds=usual)) == ()
+    (note,) = comparison_notes(replace(plan, usual_seconds=usual / 2))
+    assert note.startswith(f"Steps took {usual / 2:.2f} s before, where 5.00 s are predicted")
+
+
 def test_the_peak_compared_is_the_one_of_all_tables_and_tensors_alone_stand_below(
     story: Story,
 ) -> None:

@@ -13,12 +13,14 @@ from shardwright.core.plan import STALE
 from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.report.story import MESSAGES, WORK, PlanStory, busiest_mesh, seconds_of_work
-from shardwright.report.units import bytes_text, seconds_text
+from shardwright.report.units import bytes_text, percent_text, seconds_text
 
 # Predictions nearer than this are the same but for rounding.
 SAME = 1e-6
 # A message that takes so many times what is predicted of it is worth a word.
 _LONG = 2.0
+# Steps that take so much longer while instructions are measured than before are, too.
+_SLOWED = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,13 @@ def comparison_notes(story: PlanStory) -> tuple[str, ...]:
             "core, or its turn on the link; that costs the step something only where the result is needed by then."
         )
     planned, told = story.plan.predicted, story.predicted
+    seen, usual = story.measured, story.usual_seconds
+    if usual and seen and seen.step_seconds > (1 + _SLOWED) * usual:
+        notes.append(
+            f"Steps took {seconds_text(usual)} before, where {seconds_text(told.step_seconds)} are predicted "
+            f"({percent_text(told.step_seconds / usual - 1)}): to note when every instruction and message begins and "
+            "ends takes cores as well."
+        )
     if told.step_seconds < told.together_seconds * (1 - SAME):
         notes.append(
             f"Steps in a row are predicted to take {seconds_text(told.step_seconds)} each: stages begin the next "

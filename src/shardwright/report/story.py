@@ -74,6 +74,7 @@ class PlanStory:
 
     The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
     ``beside`` is what the driver of a GPU sees besides that on the fullest stage: parts and their bytes.
+    ``usual_seconds``: the steps before those that were ``measured`` instruction by instruction, 0 if unknown.
     ``axes``: what each axis of each mesh splits, in words. ``why`` is what speaks for the plan, where
     that was looked for. ``feeding``: what brings a step's input beneath others, as (resource such as ``disk:0``, what
     it does, seconds); none where input is never waited for.
@@ -83,6 +84,7 @@ class PlanStory:
     program: Program
     predicted: Timeline
     measured: Timeline | None = None
+    usual_seconds: float = 0.0
     spread_seconds: float = 0.0
     feeding: tuple[tuple[str, str, float], ...] = ()
     process_bytes: float = 0.0
