@@ -124,21 +124,8 @@ def comparison_notes(story: PlanStory) -> tuple[str, ...]:
             "before the model, as measured with the machine, and tensors, as their allocator "
             "counted them."
         )
-    if any(
-        one.name in MESSAGES and one.measured > _LONG * one.predicted for one in differences(story)
-    ):
-        notes.append(
-            "A message counts from when all ranks have come until it is complete. While they compute it waits for a "
-            "core, or its turn on the link; that costs the step something only where the result is needed by then."
-        )
+    notes += _of_measuring(story)
     planned, told = story.plan.predicted, story.predicted
-    seen, usual = story.measured, story.usual_seconds
-    if usual and seen and seen.step_seconds > (1 + _SLOWED) * usual:
-        notes.append(
-            f"Steps took {seconds_text(usual)} before, where {seconds_text(told.step_seconds)} are predicted "
-            f"({percent_text(told.step_seconds / usual - 1)}): to note when every instruction and message begins and "
-            "ends takes cores as well."
-        )
     if told.step_seconds < told.together_seconds * (1 - SAME):
         notes.append(
             f"Steps in a row are predicted to take {seconds_text(told.step_seconds)} each: stages begin the next "
@@ -156,3 +143,23 @@ def comparison_notes(story: PlanStory) -> tuple[str, ...]:
             "by now. Plan again to choose by it."
         )
     return tuple(notes)
+
+
+def _of_measuring(story: PlanStory) -> list[str]:
+    """Say what measured messages count, and what measuring itself takes."""
+    notes: list[str] = []
+    if any(
+        one.name in MESSAGES and one.measured > _LONG * one.predicted for one in differences(story)
+    ):
+        notes.append(
+            "A message counts from when all ranks have come until it is complete. While they compute it waits for a "
+            "core, or its turn on the link; that costs the step something only where the result is needed by then."
+        )
+    seen, usual, predicted = story.measured, story.usual_seconds, story.predicted.step_seconds
+    if usual and seen and seen.step_seconds > (1 + _SLOWED) * usual:
+        notes.append(
+            f"Steps took {seconds_text(usual)} before, where {seconds_text(predicted)} are predicted "
+            f"({percent_text(predicted / usual - 1)}): to note when every instruction and message begins and "
+            "ends takes cores as well."
+        )
+    return notes
