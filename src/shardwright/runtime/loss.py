@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwright.core.completion import sums_ahead
-from shardwright.core.program import SEGMENT_KINDS, Kind
+from shardwright.core.program import Kind
 from shardwright.errors import RunError
 from shardwright.runtime import outputs
 from shardwright.runtime.hostcopy import HostCopy
@@ -197,7 +197,7 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
 
     It rides with the last message of gradients where that goes to all ranks, through the host, in a
     type that holds it: what a message of its own would take of a CPU is a hundred times what these
-    few numbers take. Else it is sent as soon as it is made. Stages send theirs behind their last forward, and what that sends, where they may
+    few numbers take. Else it is sent as soon as it is made. Stages send theirs behind all that another stage waits for, and their last forward, where they may
     (``core.completion.sums_ahead``), and begin the next step without waiting for the slowest; else summing starts with
     the update.
     """
@@ -207,7 +207,7 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
     if not is_alike and sums_ahead(program, on_host=on_host):
         steps = enumerate(compiled.actions)
         forward = [at for at, (index, _) in steps if program.kind[index] == Kind.FORWARD]
-        place = _behind_sends(compiled, compiler, max([place, *forward]))
+        place = _behind_sends(compiled, max([place, *forward]))
     elif not is_alike:
         return compiled
     if place < 0:
@@ -222,17 +222,14 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
     return Compiled((*before, (index, total.start), *after), compiled.exchanges)
 
 
-def _behind_sends(compiled: Compiled, compiler: Compiler, place: int) -> int:
-    """Return the place of the last send that follows an action before anything else is computed; its own if none does.
-    Another stage waits for what is sent, nobody for the loss."""
-    computed, found = compiled.actions[place][0], place
-    for at, (index, action) in enumerate(compiled.actions[place + 1 :], place + 1):
-        exchange = compiled.exchanges.get(index)
-        if isinstance(exchange, Send):
-            found = at if action == exchange.issue else found
-        elif index != computed and int(compiler.program.kind[index]) in SEGMENT_KINDS:
-            break
-    return found
+def _behind_sends(compiled: Compiled, place: int) -> int:
+    """Return the place of the last send that follows an action; its own if none does."""
+    places = [
+        at
+        for at, (index, action) in enumerate(compiled.actions)
+        if isinstance(exchange := compiled.exchanges.get(index), Send) and action == exchange.issue
+    ]
+    return max([place, *places])
 
 
 def _carrier(compiled: Compiled, compiler: Compiler, made: int) -> AllReduce | None:
