@@ -149,13 +149,18 @@ def _selected(lot: Lot) -> Sparse:
     on, so that only what comes is written behind the exchange."""
     for mean in lot.unit_means():
         mean.zero_()
-    units = list[Sparse]()
-    for unit, name, count, start in zip(lot.units(), lot.names, lot.kept, lot.starts, strict=True):
-        indices = lot.select(unit, count, name)
-        sent = Sparse(indices, unit[indices]).padded(count)
-        units.append(Sparse(sent.indices + start, sent.values))
-        unit[indices] = 0
-    return joined(units)
+    units = zip(lot.units(), lot.names, lot.kept, lot.starts, strict=True)
+    found = [lot.select(unit, count, name) + start for unit, name, count, start in units]
+    indices = torch.cat(found)
+    sent = Sparse(indices, lot.flat[indices])
+    lot.flat.index_fill_(0, indices, 0)
+    if not bool(all_finite(sent.values)):
+        sent.values.fill_(math.nan)  # so that no rank takes any of it
+    counts = [len(one) for one in found]
+    if counts == lot.kept:
+        return sent
+    fewer = zip(split(sent, counts), lot.kept, lot.starts, strict=True)
+    return joined([one.padded(count, start) for one, count, start in fewer])
 
 
 def _top_k(begun: Sequence[tuple[Lot, Sparse]], wire: Wire) -> list[Exchanged]:

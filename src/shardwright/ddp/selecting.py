@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwright.ddp.settings import Compression
-from shardwright.runtime.compression import NUMPYS, above, all_finite, largest, sampled_threshold
+from shardwright.runtime.compression import NUMPYS, above, largest, sampled_threshold
 
 SAMPLED = 0.01  # share of elements that a threshold is estimated from (Deep Gradient Compression)
 LEAST_SAMPLE = 1024
@@ -48,10 +48,12 @@ class Selector:
     ) -> Tensor:
         """Return the indices of the largest elements, in the way asked for; of those that are ``near`` for exact ones."""
         kind = self.settings.selection
-        if count == len(unit) or bool(unit[0].isnan()):
+        if count == len(unit):
             return largest(unit, count)
         if kind == "exact":
             return self._exact(unit, count, name, step, near.get(name))
+        if bool(unit[0].isnan()):
+            return largest(unit, count)
         if kind == "sample":
             sample = min(len(unit), max(LEAST_SAMPLE, round(SAMPLED * len(unit))))
             generator = drawing(self.settings.seed, f"{step} {self.rank} {name}")
@@ -80,13 +82,6 @@ class Selector:
                 float(torch.topk(sizes, wide, sorted=False).values.min()),
             )
         return near[torch.topk(sizes, count, sorted=False).indices]
-
-
-def are_finite(flat: Tensor, sizes: Mapping[str, int], near: Mapping[str, Tensor]) -> bool:
-    """Whether all of the units in a tensor is finite: of those that were searched what is not is near the largest."""
-    parts = zip(sizes, flat.split(list(sizes.values())), strict=True) if near else [("", flat)]
-    looked_at = [one[near[name]] if name in near else one for name, one in parts]
-    return all(bool(all_finite(one)) for one in looked_at if len(one))
 
 
 def drawing(seed: int, what: str) -> torch.Generator:

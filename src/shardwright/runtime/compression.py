@@ -29,20 +29,20 @@ SAMPLE, LEAST_ABOVE = 4096, 16
 class Sparse:
     """Kept elements of a flat tensor: ``indices`` (int64) and ``values``, of equal length.
 
-    No index occurs twice, but for padding: value 0 at index 0.
+    No index occurs twice, but for padding: value 0 at the first index there is.
     """
 
     indices: Tensor
     values: Tensor
 
-    def padded(self, count: int) -> Sparse:
-        """Return the same with zeros behind, ``count`` elements in all."""
+    def padded(self, count: int, place: int = 0) -> Sparse:
+        """Return the same with zeros of a place behind, ``count`` elements in all."""
         missing = count - len(self.indices)
         if missing <= 0:
             return self
         zeros = self.values.new_zeros(missing)
         return Sparse(
-            torch.cat([self.indices, self.indices.new_zeros(missing)]),
+            torch.cat([self.indices, self.indices.new_full((missing,), place)]),
             torch.cat([self.values, zeros]),
         )
 
