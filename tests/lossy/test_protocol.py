@@ -277,6 +277,50 @@ def test_ranks_that_know_the_line_take_turns_and_packets_of_any_size_fit_its_pac
         np.testing.assert_allclose(ends, np.arange(1, 9), atol=0.7)
 
 
+def test_a_thread_that_wakes_a_millisecond_late_keeps_a_fast_link_busy():
+    rate, packet_bytes = 1.25e8, 1448
+    pace, now, sent = Pace(Transport(rate=rate, window=512)), 0.0, 0
+    for _ in range(100):
+        now += 0.001
+        count = pace.quota(now)
+        pace.sent(count, now)
+        sent += count
+        pace.take(Report(pace.sequence, sent, 0, int(now * 1e6)), now, 0.1)
+    assert sent * packet_bytes == pytest.approx(100 * 0.001 * rate, rel=0.01)
+
+
+def begun(sender, to, packets):
+    """Post a message of so many packets, and return it with what goes out at once."""
+    data = np.zeros(packets * VALUES)
+    shape = sender.shape(len(data), 8)
+    message = sender.post(to, packets, data, uniform(shape, 1), unlabelled(shape), 0.0)
+    return message, sender.emit(0.0, 64)
+
+
+def test_who_sends_to_one_of_many_ranks_sends_as_much_at_once_as_to_the_only_other():
+    wide = replace(SMALL, window=64)
+    few, many = (Endpoint(0, size, KEY, wide) for size in (2, 9))
+    assert len(begun(few, 1, 100)[1]) == len(begun(many, 1, 100)[1]) == 64
+
+
+def test_a_last_packet_that_is_lost_and_forgiven_does_not_count_as_silence():
+    """The window is then as large as if it had come, but for that packet."""
+
+    def sent_next(lost):
+        sender, receiver = (Endpoint(rank, 2, KEY, SMALL) for rank in range(2))
+        message, packets = begun(sender, 1, 12)
+        kept = np.delete(np.arange(13), lost)  # END is behind them
+        columns = (packets.lengths, packets.to, packets.tos)
+        receiver.expect(0, 12, np.zeros(12 * VALUES), uniform(message.shape, 1), 0.0)
+        receiver.take(Packets(packets.rows[kept], *(one[kept] for one in columns)), 0.0)
+        sender.take(receiver.emit(SMALL.grace), SMALL.grace)
+        assert message.is_done
+        sender.emit(1.0)
+        return len(begun(sender, 1, 100)[1])
+
+    assert sent_next([11]) == sent_next([]) - 1
+
+
 def test_marks_shrink_the_window_and_tolerated_losses_do_not():
     def after(*, lost, marked):
         pace, now = Pace(SMALL), 0.0

@@ -75,6 +75,10 @@ class _Peer:
     finished: OrderedDict[int, Bytes] = field(default_factory=OrderedDict)
     answers: dict[int, Incoming | None] = field(default_factory=dict)
 
+    def is_ready(self, now: float) -> bool:
+        """Whether the turn of a message to it has come."""
+        return any(one.not_before <= now for one in self.sent)
+
 
 class Endpoint:
     """One rank's end of all streams."""
@@ -246,6 +250,8 @@ class Endpoint:
             message.accepted(missing)
             self.counts.resent += message.num_resent
             peer.sent.remove(message)
+            if not peer.sent:
+                peer.pace.settle()
             self.num_done += 1
 
     def _take_end(self, peer: _Peer, head: np.void, now: float) -> None:
@@ -271,11 +277,11 @@ class Endpoint:
         """Return packets to send now, about ``most``; None where there are none."""
         self._decide(now)
         parts = [*self._control(now)]
-        others = sorted(self._peers)
+        ready = [other for other, peer in self._peers.items() if peer.is_ready(now)]
         self._turn += 1
-        room = max(1, most // max(1, len(others)))
-        for place in range(len(others)):
-            other = others[(place + self._turn) % len(others)]
+        room = max(1, most // max(1, len(ready)))
+        for place in range(len(ready)):
+            other = ready[(place + self._turn) % len(ready)]
             parts += self._data(other, now, room)
         if not parts:
             return None
@@ -423,9 +429,8 @@ class Endpoint:
 def _count(peer: _Peer, heads: np.ndarray, marked: int, now: float) -> None:
     """Count packets of a stream for the next report."""
     report = peer.report
-    for sequence in heads["sequence"]:
-        if ahead(int(sequence), report.highest) > 0:
-            report.highest = int(sequence)
+    further = max(ahead(one, report.highest) for one in heads["sequence"].tolist())
+    report.highest = (report.highest + max(0, further)) % WRAP
     report.received = (report.received + len(heads)) % WRAP
     report.marked = (report.marked + marked) % WRAP
     report.echo, peer.arrived = int(heads["time"][-1]), now

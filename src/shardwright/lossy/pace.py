@@ -17,9 +17,9 @@ from shardwright.lossy.settings import Transport
 GAIN = 1 / 16  # DCTCP's g
 TOLERATED_LOSS = 0.05  # at least: a network that loses less is not congested but lossy
 STALL_SECONDS = 0.02  # at least; silence for that long says that what is under way is lost
-BURST_BYTES = (
-    16_384  # what may be sent at once where packets are spaced: a thread sleeps a millisecond
-)
+# What may be sent at once where packets are spaced: a thread may wake so much later than it is due, and what the link
+# would have carried meanwhile is lost to it.
+BURST_BYTES, LATE_SECONDS = 16_384, 0.001
 
 
 def ahead(later: int, earlier: int) -> int:
@@ -53,7 +53,7 @@ class Pace:
         self._round_end = 0
         self._round = [0, 0, 0]  # sent, received, marked
         self._heard = 0.0
-        self._burst = float(max(BURST_BYTES, transport.packet_bytes))
+        self._burst = max(BURST_BYTES, transport.packet_bytes, LATE_SECONDS * self.rate)
         self._tokens, self._filled = self._burst, 0.0
 
     @property
@@ -97,6 +97,10 @@ class Pace:
         self.sequence = (self.sequence + count) % WRAP
         self._tokens -= count * self._packet_bytes
         return first
+
+    def settle(self) -> None:
+        """Nothing is under way any more: all messages have been answered."""
+        self._last.highest = self.sequence
 
     def check_silence(self, now: float) -> None:
         """Give up on what is under way where nothing has been heard of it for long."""
