@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.core.program import Message, Program
 from shardwright.planner.lower import check, lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor
 from tests import zoo
 from tests.runtime.equivalence import Factory, assert_equivalent, captured_of
 from tests.runtime.strategies import named
@@ -32,6 +37,32 @@ def activations(program: Program, primitive: str) -> list[Message]:
         for message in program.messages
         if message.primitive == primitive and message.purpose in ("activation", "gradient")
     ]
+
+
+class Called(TorchDispatchMode):
+    """Notes the names of the operators that are called within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_device_with_all_classes_makes_no_sums_of_blocks() -> None:
+    module, batch = TIED()
+    captured = capture(module, batch)
+    program = lower(captured.graph, seed_strategy(captured.graph, Seed()))
+    executor = Executor(captured, program, module, optimizer=partial(torch.optim.SGD, lr=0.1))
+    with Called() as called:
+        executor.step(batch)
+    executor.close()
+    assert "_log_softmax" in called.names
+    assert "amax" not in called.names, "the greatest score of each row is for sums of blocks"
 
 
 @pytest.mark.parametrize("tensor", [2, 4])

@@ -20,10 +20,12 @@ from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import Operator
 from shardwright.core.program import Call, Program, Segment, Value
 from shardwright.core.strategy import Mesh
+from shardwright.core.vocabulary import BLOCKS, LOG_SUMS, LOSS, is_whole
 from shardwright.errors import RunError
 from shardwright.runtime import attention
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.capture.hooks import Opaque
+from shardwright.runtime.capture.vocabulary import whole_cross_entropy_sum
 from shardwright.runtime.deferral import Aside, Product, run_split
 from shardwright.runtime.float8 import SCALED
 from shardwright.runtime.halos import average_inside
@@ -127,7 +129,16 @@ class _Builder:
             if operator.outputs or (self.mode.writes and self.mode.training):
                 self._call(call, operator, number in deferred)
         self.graph.output(tuple(self._node(value) for value in segment.outputs))
+        self._leave_out_sums(segment)
         return fx.GraphModule(self.held, self.graph, "Segment")
+
+    def _leave_out_sums(self, segment: Segment) -> None:
+        """Do not make what the loss over a vocabulary does not read where the device has all of it."""
+        for call in segment.calls:
+            if self.captured.graph.operators[call.operator].kind == LOG_SUMS:
+                node = self.nodes[call.results[0]]
+                if not node.users:
+                    self.graph.erase_node(node)
 
     def _node(self, value: int) -> fx.Node:
         while value not in self.nodes:
@@ -142,7 +153,7 @@ class _Builder:
             recorded, operator, call.result_shapes, self.site.device, call.unpadded
         )
         silent = () if self._first_on(call.partial_axes) else call.once
-        operands: list[Any] = [self._node(value) for value in call.operands]
+        operands = self._operands(call, operator)
         given: list[Any] = []
         if is_deferred:
             given, operands = operands, list(map(Slot, range(len(operands))))
@@ -177,7 +188,9 @@ class _Builder:
     def _kernel(self, call: Call, operator: Operator, target: Any) -> tuple[Any, dict[str, Any]]:
         """Return what computes a call on its shards, and the arguments that this takes besides."""
         kwargs: dict[str, Any] = {}
-        if call.offset_dim >= 0:
+        if self._is_whole_loss(call, operator):
+            target = whole_cross_entropy_sum
+        elif call.offset_dim >= 0:
             shard = self.program.values[call.operands[0]]
             kwargs["offset"] = shard_offset(shard, call.offset_dim, self.site)
             target = with_offset(operator)
@@ -204,6 +217,17 @@ class _Builder:
         name = f"product_{call.operator}"
         self.held[name] = Product(run, places, aside)
         return self.graph.call_function(run_split, (self.graph.get_attr(name), *operands))
+
+    def _operands(self, call: Call, operator: Operator) -> list[Any]:
+        """Return what a call reads, None for what its kernel leaves out."""
+        found: list[Any] = [self._node(value) for value in call.operands]
+        if self._is_whole_loss(call, operator):
+            found[BLOCKS] = None
+        return found
+
+    def _is_whole_loss(self, call: Call, operator: Operator) -> bool:
+        graph = self.captured.graph
+        return operator.kind == LOSS and is_whole(graph, operator, self._shapes(call)[0])
 
     def _shapes(self, call: Call) -> tuple[tuple[int, ...], ...]:
         return tuple(self.program.values[value].shape for value in call.operands)

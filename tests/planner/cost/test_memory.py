@@ -17,12 +17,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Call, Value
 from shardwright.planner.cost.memory import SegmentMemory
 from shardwright.runtime.capture import capture
-from shardwright.runtime.capture.vocabulary import (
-    FEWEST_CLASSES,
-    block_width,
-    vocabulary_cross_entropy_sum,
-    vocabulary_logsumexp,
-)
+from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, whole_cross_entropy_sum
 from tests import zoo
 
 pytestmark = pytest.mark.torch
@@ -50,15 +45,14 @@ def really_saved(module: nn.Module, batch: dict[str, Tensor]) -> int:
 
 @contextlib.contextmanager
 def losses_as_captured() -> Iterator[None]:
-    """Let models take the loss over a vocabulary with the operators that a plan runs."""
+    """Let models take the loss over a vocabulary with the kernel that a plan runs on one device."""
     plain = F.cross_entropy
 
     def loss(scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         classes = scores.shape[-1]
         if scores.dim() != 2 or classes < FEWEST_CLASSES:
             return plain(scores, target, *args, **kwargs)
-        blocks = vocabulary_logsumexp(scores, block_width(classes))
-        total = vocabulary_cross_entropy_sum(scores, target, blocks, classes=classes)
+        total = whole_cross_entropy_sum(scores, target)
         return total / (target != -100).sum()
 
     F.cross_entropy = loss

@@ -10,6 +10,7 @@ from shardwright.runtime.capture.vocabulary import (
     block_width,
     vocabulary_cross_entropy_sum,
     vocabulary_logsumexp,
+    whole_cross_entropy_sum,
 )
 
 pytestmark = pytest.mark.torch
@@ -78,3 +79,27 @@ def test_half_precision_loses_no_more_than_torch_does() -> None:
 )
 def test_blocks_are_equal_and_as_many_as_divide(classes: int, blocks: int) -> None:
     assert block_width(classes) * blocks == classes
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("rows", [3, 5000])  # in one step of the kernel, and in several
+def test_the_loss_of_all_classes_is_cross_entropy(
+    rows: int, smoothing: float, is_weighted: bool
+) -> None:
+    torch.manual_seed(0)
+    scores = (50 * torch.randn(rows, 2, 64, dtype=torch.float64)).requires_grad_()
+    target = torch.randint(0, 64, (rows, 2))
+    target[::2, 0] = -100
+    weight = torch.rand(64, dtype=torch.float64) if is_weighted else None
+    expected = F.cross_entropy(
+        scores.flatten(0, 1), target.flatten(), weight, reduction="sum", label_smoothing=smoothing
+    )
+    ours = whole_cross_entropy_sum(scores, target, None, weight, -100, smoothing)
+    torch.testing.assert_close(ours, expected)
+    found, wanted = (torch.autograd.grad(2 * loss, scores)[0] for loss in (ours, expected))
+    torch.testing.assert_close(found, wanted)
+    half = scores.detach().bfloat16().requires_grad_()
+    narrow = whole_cross_entropy_sum(half, target, None, weight, -100, smoothing)
+    assert abs(narrow.item() - expected) < 0.02 * expected
+    assert torch.autograd.grad(narrow, half)[0].dtype == torch.bfloat16

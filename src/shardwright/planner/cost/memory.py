@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from shardwright.core.deferral import deferred_operands
 from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.core.program import Call, Segment, Value
+from shardwright.core.vocabulary import LOG_SUMS, is_whole
 from shardwright.planner.cost.backward import backward_peak, split_peak
 from shardwright.planner.cost.derivatives import (
     KEEPS_ORDER,
@@ -225,10 +226,18 @@ def _trace(
             storages.root[value] = root
             if root == value:
                 storages.made[root] = step
-                storages.size[root] = values[value].bytes
+                storages.size[root] = _bytes_made(graph, call, values, value)
             storages.last[root] = step
         _keep(graph, call, values, storages, step)
     return storages
+
+
+def _bytes_made(graph: OperatorGraph, call: Call, values: Sequence[Value], result: int) -> int:
+    """Return the bytes of a result; those of log sums that the loss does not read are not made."""
+    operator = graph.operators[call.operator]
+    if operator.kind == LOG_SUMS and is_whole(graph, operator, values[call.operands[0]].shape):
+        return 0
+    return values[result].bytes
 
 
 def _keep(

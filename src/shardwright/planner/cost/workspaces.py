@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Value
+from shardwright.core.vocabulary import LOG_SUMS, LOSS, is_whole
 from shardwright.planner.cost.derivatives import base_kind, recurrence
 from shardwright.planner.cost.temporaries import made_backward, made_forward
 
@@ -48,8 +49,8 @@ def forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value])
         scores = values[call.operands[0]]
         return scores.bytes if kernel == "copied" or _is_split(graph, operator, scores) else 0
     bare = base_kind(operator.kind)
-    if bare == "vocabulary_logsumexp":
-        return _exponentials(values[call.operands[0]], values[call.results[0]])
+    if operator.kind in (LOG_SUMS, LOSS):
+        return _over_vocabulary(graph, call, values)
     return made_forward(bare, call, values)
 
 
@@ -82,6 +83,16 @@ def _is_split(graph: OperatorGraph, operator: Operator, scores: Value) -> bool:
     return scores.shape[-1] < graph.tensors[operator.inputs[0]].shape[-1]
 
 
+def _over_vocabulary(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
+    """Return what forward of a loss over a vocabulary needs: that of all classes makes log-probabilities, so many rows
+    at once, where else the log sums before it make exponentials."""
+    operator, scores = graph.operators[call.operator], values[call.operands[0]]
+    makes_sums = operator.kind == LOG_SUMS
+    if makes_sums == is_whole(graph, operator, scores.shape):
+        return 0
+    return _exponentials(scores, values[call.results[0]]) if makes_sums else _at_once(scores)
+
+
 def _exponentials(scores: Value, sums: Value) -> int:
     """Return the bytes of exponentials before they are added up, so many at once, of scores that were widened to float32
     first, a number for each row and each sum (``runtime/capture/vocabulary.py``)."""
@@ -89,6 +100,12 @@ def _exponentials(scores: Value, sums: Value) -> int:
     count = min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
     copies = 1 if DTYPE_BYTES[scores.dtype] == wide else 2
     return wide * (copies * count + count * (sums.shape[-1] + 1) // scores.shape[-1])
+
+
+def _at_once(scores: Value) -> int:
+    """Return the bytes of the log-probabilities that are there at once."""
+    wide = max(4, DTYPE_BYTES[scores.dtype])
+    return wide * min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
 
 
 def _of_cpus(

@@ -3,7 +3,8 @@
 ``vocabulary_logsumexp`` reduces each block of classes to one number, and
 ``vocabulary_cross_entropy_sum`` needs only those numbers of the blocks that lie elsewhere: what
 travels is ``blocks`` numbers per token instead of the scores. Blocks, rather than the running maximum
-and sum of Megatron-LM (arXiv:1909.08053, section 3), need no new kind of partial result.
+and sum of Megatron-LM (arXiv:1909.08053, section 3), need no new kind of partial result. A device that has the
+scores of all classes needs no such numbers (``core.vocabulary.is_whole``).
 """
 
 from __future__ import annotations
@@ -89,6 +90,84 @@ def vocabulary_cross_entropy_sum(
     return _VocabularyLoss.apply(
         input, target, blocks, weight, ignore_index, label_smoothing, classes, offset
     )  # type: ignore[no-any-return]
+
+
+def whole_cross_entropy_sum(
+    input: Tensor,
+    target: Tensor,
+    blocks: object = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    classes: int = 0,
+) -> Tensor:
+    """Return the cross entropy summed over all targets not ignored, of the scores ``.. c`` of all classes.
+
+    Stands for ``vocabulary_cross_entropy_sum``, whose arguments it has. Scores are kept, not what is made of them:
+    backward makes a softmax where the gradient comes to lie, and both go over rows that fit a cache.
+    """
+    return _WholeLoss.apply(input, target, weight, ignore_index, label_smoothing)  # type: ignore[no-any-return]
+
+
+def unmade_logsumexp(input: Tensor, width: int) -> Tensor:
+    """Stand for ``vocabulary_logsumexp`` where nobody reads what it makes."""
+    return input.detach()
+
+
+class _WholeLoss(torch.autograd.Function):
+    """As ``_VocabularyLoss`` has it, in few calls: those of a small loss take longer than its numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        scores, target, weight, ignored, smoothing = given
+        ctx.settings = (ignored, smoothing)
+        ctx.save_for_backward(scores, target, weight)
+        if scores.is_meta:
+            return scores.new_empty(())
+        x, labels = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
+        wide, step = _wide(x.dtype), _rows_per_step(x)
+        factors = None if weight is None else weight.to(wide)
+        terms: list[Tensor] = []
+        for rows, classes in zip(x.split(step), labels.split(step), strict=True):
+            told = torch.log_softmax(rows, -1, dtype=wide)
+            term = torch.nn.functional.nll_loss(
+                told, classes, factors, ignore_index=ignored, reduction="sum"
+            )
+            if smoothing:
+                each = told.sum(-1) if factors is None else told @ factors
+                rest = torch.where(classes == ignored, 0, each).sum()
+                term = term * (1 - smoothing) - rest * (smoothing / x.shape[1])
+            terms.append(term)
+            del told  # before the next rows have theirs
+        return sum(terms[1:], start=terms[0]).to(scores.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        scores, target, weight = ctx.saved_tensors
+        ignored, smoothing = ctx.settings
+        x, labels = scores.reshape(-1, scores.shape[-1]), target.reshape(-1, 1)
+        wide, step = _wide(x.dtype), _rows_per_step(x)
+        counted = labels != ignored
+        place = torch.where(counted, labels, 0)
+        own = share = torch.where(counted, gradient.to(wide), 0)
+        spread = None
+        if weight is not None or smoothing:
+            factors = x.new_ones(x.shape[1], dtype=wide) if weight is None else weight.to(wide)
+            spread = own * (smoothing / x.shape[1]), factors
+            own = own * factors[place] * (1 - smoothing)
+            share = own + spread[0] * factors.sum()
+        result = torch.empty_like(x)
+        for start in range(0, x.shape[0], step):
+            rows = slice(start, start + step)
+            into = result[rows]
+            part = into if wide == x.dtype else torch.empty_like(into, dtype=wide)
+            torch.softmax(x[rows].to(wide), -1, out=part).mul_(share[rows])
+            part.scatter_add_(1, place[rows], -own[rows])
+            if spread is not None:
+                part.addmm_(spread[0][rows], spread[1].unsqueeze(0), alpha=-1)
+            if part is not into:
+                into.copy_(part)
+        return (result.view(scores.shape), *[None] * 4)
 
 
 class _VocabularyLoss(torch.autograd.Function):

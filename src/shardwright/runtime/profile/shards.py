@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from shardwright.core.costs import operator_key
-from shardwright.core.graph import KEPT_AS, OperatorGraph, tensor_bytes
+from shardwright.core.graph import KEPT_AS, Operator, OperatorGraph, tensor_bytes
+from shardwright.core.vocabulary import LOSS, is_whole
+from shardwright.runtime.capture.vocabulary import unmade_logsumexp, whole_cross_entropy_sum
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
 
@@ -92,11 +94,8 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
         return None
     unpadded = _with_halos(graph, index, inputs, outputs)
     args, kwargs = localise(call, operator, outputs, device, unpadded)
-    target = call.target
-    is_causal = operator.attribute("is_causal") is True
-    if is_causal and inputs[0][-2] < graph.tensors[operator.inputs[0]].shape[-2]:
-        # The last queries see most keys: the device that has them is waited for.
-        target, kwargs = with_offset(operator), {**kwargs, "offset": inputs[1][-2] - inputs[0][-2]}
+    target, more = _kernel(graph, operator, inputs, call.target)
+    kwargs = {**kwargs, **more}
     if isinstance(target, torch._ops.OpOverload):
         target = Overload(name=str(target))
     operands = tuple(
@@ -131,6 +130,19 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
     except Exception:  # noqa: BLE001  # pickling runs foreign code; what cannot travel is not timed
         return None
     return shard
+
+
+def _kernel(
+    graph: OperatorGraph, operator: Operator, inputs: Shapes, target: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return what computes an operator on shards of these shapes, and the arguments that this takes besides."""
+    if inputs and is_whole(graph, operator, inputs[0]):
+        return whole_cross_entropy_sum if operator.kind == LOSS else unmade_logsumexp, {}
+    is_causal = operator.attribute("is_causal") is True
+    if is_causal and inputs[0][-2] < graph.tensors[operator.inputs[0]].shape[-2]:
+        # The last queries see most keys: the device that has them is waited for.
+        return with_offset(operator), {"offset": inputs[1][-2] - inputs[0][-2]}
+    return target, {}
 
 
 def _with_halos(
