@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import numba  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
+from numba.core.runtime import rtsys
 from numpy.typing import NDArray
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -55,12 +56,17 @@ def _compile_once(kernel: Any) -> None:
 
 
 def _forgive(cache: Any) -> None:
-    """Let a cache on disk be as good as none where it cannot be read or written."""
-    load, keep = cache.load_overload, cache.save_overload
+    """Let a cache on disk be as good as none where it cannot be read or written.
 
-    def load_if_possible(*signature: object) -> object:
+    What is read needs of Numba only what counts references: all that it knows of Python, which takes a tenth of a
+    second to look up, is for what is compiled.
+    """
+    load, keep = cache._load_overload, cache.save_overload
+
+    def load_if_possible(signature: object, target: Any) -> object:
         try:
-            return load(*signature)
+            rtsys.initialize(target)
+            return load(signature, target)
         except (ImportError, AttributeError):  # it names what is not there in this version
             with suppress(OSError):
                 cache.flush()

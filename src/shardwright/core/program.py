@@ -182,8 +182,7 @@ class Segment:
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
     peak while it runs, above what it began with and all that it makes; it may be below that.
-    ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing, ``joined_temporary_bytes`` that
-    of a backward that runs as one with the one before it (``core.joining``). Its graph
+    ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing. Its graph
     holds none of the inputs in ``rematerialised`` and ``unused_in_backward``: backward finds the first
     made again, and does not need the second.
 
@@ -204,7 +203,6 @@ class Segment:
     saved_bytes: int = 0
     temporary_bytes: tuple[int, int] = (0, 0)
     bare_bytes: int = 0
-    joined_temporary_bytes: int = 0
     deferred: tuple[int, ...] = field(default=(), repr=False)
     deferred_values: tuple[int, ...] = field(default=(), repr=False)
     deferred_bytes: int = field(default=0, repr=False)

@@ -66,6 +66,8 @@ class Evaluation:
         return self.objective.step_seconds
 
 
+# Lowers and prices a strategy.
+Pricer = Callable[[Strategy], tuple[Program, Prices]]
 # Judges a strategy, given the least seconds known of it; returns its Program and timeline too.
 Run = Callable[[Strategy, float], tuple[Program, Timeline, Evaluation]]
 
@@ -74,19 +76,10 @@ def evaluate(
     context: Context,
     strategy: Strategy,
     least_seconds: float = float("nan"),
-    evaluator: Run | None = None,
+    pricer: Pricer | None = None,
 ) -> Evaluation:
-    """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered.
-
-    Where that is not possible, ``evaluator`` does it, if given, unless the graph is deep: of equal blocks
-    on several meshes lowering makes more than what is known of other strategies.
-    """
-    found = _priced_folded(context, strategy)
-    if found is None:
-        if evaluator is None or context.facts.folder.is_long:
-            evaluator = partial(run, context)
-        return evaluator(strategy, least_seconds)[2]
-    return evaluate_program(context, *found, least_seconds)[1]
+    """Lower, price and simulate a strategy as it stands, by ``pricer`` as ``priced`` does."""
+    return evaluate_program(context, *priced(context, strategy, pricer), least_seconds)[1]
 
 
 def evaluate_closely(
@@ -104,17 +97,28 @@ def evaluate_closely(
     return prices, timeline, evaluation
 
 
-def weigh(context: Context, strategy: Strategy) -> tuple[Evaluation, dict[str, float]]:
+def weigh(
+    context: Context, strategy: Strategy, pricer: Pricer | None = None
+) -> tuple[Evaluation, dict[str, float]]:
     """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
     illegal."""
-    program, prices = priced(context, strategy)
+    program, prices = priced(context, strategy, pricer)
     timeline, evaluation = evaluate_program(context, program, prices, math.nan)
     return evaluation, doubts_of(program, prices, timeline)
 
 
-def priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
-    """Return a strategy's Program and what its instructions cost."""
-    return _priced_folded(context, strategy) or _priced_whole(context, strategy)
+def priced(
+    context: Context, strategy: Strategy, pricer: Pricer | None = None
+) -> tuple[Program, Prices]:
+    """Return a strategy's Program and what its instructions cost; of equal blocks only some are lowered.
+
+    Where that is not possible, ``pricer`` does it, if given, unless the graph is deep: of equal blocks
+    on several meshes lowering makes more than what is known of other strategies.
+    """
+    found = _priced_folded(context, strategy)
+    if found is None and pricer is not None and not context.facts.folder.is_long:
+        found = pricer(strategy)
+    return found or _priced_whole(context, strategy)
 
 
 def _priced_whole(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
@@ -155,7 +159,7 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
         if count * context.starting < WORTHWHILE * evaluation.seconds:
             return evaluation
     if context.facts.folder.is_long:
-        evaluation = _by_blocks(context, evaluation, evaluator)
+        evaluation = _by_blocks(context, evaluation)
         starts = len(context.facts.block_buckets) * context.starting
         if starts < WORTHWHILE * evaluation.seconds or len(parameters) > MOST_GRADIENTS:
             return evaluation
@@ -187,12 +191,12 @@ def _ways(context: Context, bare: GradientSync, buckets: Buckets) -> list[Gradie
     return [sync for sync in found if any(len(bucket) > 1 for bucket in sync.buckets)]
 
 
-def _by_blocks(context: Context, evaluation: Evaluation, evaluator: Run) -> Evaluation:
+def _by_blocks(context: Context, evaluation: Evaluation) -> Evaluation:
     """Let the gradients of each block travel together; keep the better."""
     strategy = by_blocks(context, evaluation.strategy)
     if evaluation.strategy.gradient_sync == strategy.gradient_sync:
         return evaluation
-    merged = evaluate(context, strategy, evaluation.least_seconds, evaluator)
+    merged = evaluate(context, strategy, evaluation.least_seconds)
     return merged if merged.seconds < evaluation.seconds else evaluation
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost.price import InstructionCosts
+from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.judge.evaluate import Evaluation, evaluate_program
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.model.context import Context
@@ -51,11 +51,15 @@ class Incremental:
     def run(self, strategy: Strategy, least_seconds: float) -> tuple[Program, Timeline, Evaluation]:
         """Return what ``evaluate.run`` returns, the Program with other numbers of values, segments and
         messages (``IncrementalLowering``)."""
-        frame = self._frame(strategy)
-        program = frame.lowering.lower(strategy)
-        prices = frame.costs.price(program)
+        program, prices = self.priced(strategy)
         timeline, evaluation = evaluate_program(self.context, program, prices, least_seconds)
         return program, timeline, evaluation
+
+    def priced(self, strategy: Strategy) -> tuple[Program, Prices]:
+        """Return the Program of ``run``, and what its instructions cost."""
+        frame = self._frame(strategy)
+        program = frame.lowering.lower(strategy)
+        return program, frame.costs.price(program)
 
     def _frame(self, strategy: Strategy) -> _Frame:
         context, frames = self.context, self._frames

@@ -13,6 +13,7 @@ from shardwright.core.program import STATES, Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy, crews_of, sorts_of_devices
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
+from shardwright.planner.lower.finish import joined_bytes
 from shardwright.planner.lower.instances import Instances, Part, parted, whole
 from shardwright.planner.lower.phases import Phase
 from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
@@ -212,7 +213,7 @@ def _program(
     )
     for index in np.flatnonzero(joined(program)).tolist():
         segment = program.segments[int(item[index])]
-        temporary[index] += segment.joined_temporary_bytes - segment.temporary_bytes[1]
+        temporary[index] += joined_bytes(builder, segment) - segment.temporary_bytes[1]
     return program
 
 

@@ -24,7 +24,6 @@ def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...])
     graph, values = builder.graph, builder.values
     memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
     kept, temporary = memory.bytes(outputs, segment.has_backward)
-    joined = memory.joined(outputs) if segment.has_backward else 0
     bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
     told = {*segment.rematerialised, *segment.unused_in_backward}
     idle = [v for v in memory.idle_inputs() if v not in told] if segment.has_backward else []
@@ -35,7 +34,6 @@ def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...])
         saved_bytes=kept,
         temporary_bytes=temporary,
         bare_bytes=bare,
-        joined_temporary_bytes=joined,
     )
     if builder.splits_backward and segment.has_backward:
         half = memory.split(outputs, builder.strategy.precision)
@@ -48,3 +46,13 @@ def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...])
         )
     views = viewed_inputs(graph, finished, values)
     return Finished(finished, memory.kept(outputs), views)
+
+
+def joined_bytes(builder: ProgramBuilder, segment: Segment) -> int:
+    """Return the temporary bytes of a finished segment's backward that is joined to the one before (``core.joining``)."""
+
+    def found() -> int:
+        memory = SegmentMemory(builder.graph, segment.calls, builder.values, segment.inputs)
+        return memory.joined(segment.outputs)
+
+    return builder.once(("joined", segment), found)

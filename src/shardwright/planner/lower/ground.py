@@ -8,7 +8,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.planner.lower.alike import Alike, Surroundings, alike_blocks, surroundings
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.legal import depend_on_parameters
-from shardwright.planner.space.samples import Samples
+from shardwright.planner.space.samples import Samples, State
 
 
 class Ground:
@@ -27,6 +27,22 @@ class Ground:
     def writes(self) -> list[bool]:
         """Which operators write a buffer or depend on one that is written."""
         return _writes_or_reads_written(self.graph)
+
+    @cached_property
+    def fixed(self) -> frozenset[int]:
+        """Operators that do the same in every microbatch, as far as the graph says: nothing of a sample, and nothing
+        that learns."""
+        graph, state = self.graph, self.samples.state
+        return frozenset(
+            index
+            for index, operator in enumerate(graph.operators)
+            if not self.writes[index]
+            and all(
+                state[tensor] is State.FREE and not graph.tensors[tensor].needs_gradient
+                for tensor in operator.outputs
+            )
+            and all(graph.tensors[tensor].role != "parameter" for tensor in operator.inputs)
+        )
 
     @cached_property
     def trained(self) -> list[bool]:

@@ -200,13 +200,9 @@ class Lowering:
             also = samples.operator_dim[index] != "" and is_cut(graph, samples, outputs)
             both: tuple[Scope, ...] = ("step", "microbatch")
             return both[: 1 + also]
-        is_fixed = not self.builder.ground.writes[index] and all(
-            samples.state[tensor] is State.FREE and not graph.tensors[tensor].needs_gradient
-            for tensor in outputs
-        )
-        reads = [graph.tensors[tensor].role for tensor in graph.operators[index].inputs]
-        is_step = is_fixed and "parameter" not in reads and not self._reads_microbatch(index)
-        return ("step",) if is_step else ("microbatch",)
+        if index not in self.builder.ground.fixed or self._reads_microbatch(index):
+            return ("microbatch",)
+        return ("step",)
 
     def _reads_microbatch(self, index: int) -> bool:
         """Whether something is there for each microbatch only: what was cut for one is there whole, too."""

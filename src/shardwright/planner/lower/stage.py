@@ -125,7 +125,9 @@ class Stage:
             self._operand(index, position, pairs.inputs[position], scope, gathers)
             for position in range(len(operator.inputs))
         ]
-        segment = self._open.setdefault(scope, _OpenSegment(block, scope, again))
+        if scope not in self._open:
+            self._open[scope] = _OpenSegment(block, scope, again)
+        segment = self._open[scope]
         segment.gathers.update(gathers)
         results = [
             self._produce(tensor, pair, scope)
@@ -151,7 +153,7 @@ class Stage:
         builder = self.builder
         config = builder.strategy.configs[index]
         own, here = builder.mesh(config.mesh), builder.mesh(self.index)
-        if (own.axes, own.sizes) == (here.axes, here.sizes):
+        if own is here or (own.axes, own.sizes) == (here.axes, here.sizes):
             return config.dims, self._placed[index]
         if index not in self._visiting:
             known = dict(zip(zip(own.axes, own.sizes, strict=True), config.dims, strict=True))
@@ -358,7 +360,7 @@ class Stage:
     def _hold(
         self, tensor: int, scope: Scope, value: int, pair: Pair, *, is_origin: bool = False
     ) -> None:
-        held = self._held.get((tensor, scope), Held(-1, {}, {}))
+        held = self._held.get((tensor, scope)) or Held(-1, {}, {})
         self._held[tensor, scope] = Held(
             value if is_origin else held.origin,
             {**held.by_pair, (pair.value, pair.gradient): value},

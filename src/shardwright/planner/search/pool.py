@@ -101,7 +101,7 @@ class Pool:
     def judged(self, strategy: Strategy, least_seconds: float = math.nan) -> Evaluation | None:
         """Simulate a strategy; None where it is illegal."""
         try:
-            return evaluate(self.context, strategy, least_seconds, self.evaluator.run)
+            return evaluate(self.context, strategy, least_seconds, self.evaluator.priced)
         except ValueError as error:
             self.refused.append(f"{strategy.label}: {error}")
             return None
@@ -123,7 +123,7 @@ class Pool:
     def weigh(self, strategy: Strategy) -> Evaluation | None:
         """Simulate a strategy and keep the evaluation, as ``try_out``; learn what is the same."""
         try:
-            evaluation, doubts = weigh(self.context, strategy)
+            evaluation, doubts = weigh(self.context, strategy, self.evaluator.priced)
         except ValueError as error:
             self.refused.append(f"{strategy.label}: {error}")
             return None
@@ -133,7 +133,8 @@ class Pool:
 
     def doubt(self, evaluation: Evaluation) -> float:
         """Return the half-width of a predicted step time, in seconds."""
-        return sum(weigh(self.context, evaluation.strategy)[1].values())
+        doubts = weigh(self.context, evaluation.strategy, self.evaluator.priced)[1]
+        return sum(doubts.values())
 
     @property
     def apart(self) -> float:

@@ -78,6 +78,7 @@ class _Climb:
 
     def to_the_top(self, best: Evaluation) -> Evaluation:
         """Take every better step, until none is found with patience or no moves are left."""
+        self._last = self._pool.evaluator.run(best.strategy, best.least_seconds)
         while self._left > 0 and not self._pool.stopped():
             better = self._step(best, max(0, self._left - self._patience))
             if better is None:
@@ -87,17 +88,19 @@ class _Climb:
 
     def evaluated(self, strategy: Strategy) -> Evaluation | None:
         """Simulate a strategy that was not yet; None if illegal."""
-        if strategy in self._tried:
-            return None
+        known = len(self._tried)
         self._tried.add(strategy)
+        if len(self._tried) == known:
+            return None
         self._left -= 1
         try:
-            return self._pool.evaluator.run(strategy, math.nan)[2]
+            self._last = self._pool.evaluator.run(strategy, math.nan)
         except ValueError:
             return None
+        return self._last[2]
 
     def _step(self, best: Evaluation, last: int) -> Evaluation | None:
-        program, timeline, _ = self._pool.evaluator.run(best.strategy, best.least_seconds)
+        program, timeline, _ = self._last  # of ``best``
         found = bottlenecks(self._pool.context, program, timeline)
         self._tried.add(best.strategy)
         for changed in itertools.chain(
