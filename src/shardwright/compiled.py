@@ -59,9 +59,9 @@ def _forgive(cache: Any) -> None:
     """Let a cache on disk be as good as none where it cannot be read or written.
 
     What is read needs of Numba only what counts references: all that it knows of Python, which takes a tenth of a
-    second to look up, is for what is compiled.
+    second to look up, is for what is compiled. (Another version of Numba may read in another way.)
     """
-    load, keep = cache._load_overload, cache.save_overload
+    load, keep = getattr(cache, "_load_overload", cache.load_overload), cache.save_overload
 
     def load_if_possible(signature: object, target: Any) -> object:
         try:
