@@ -110,10 +110,10 @@ Ran = tuple[Profile, CostTable, list[tuple[str, ...]]]
 def measured_again(file: str, model: str, store: str, before: str) -> Ran:
     """Return a first profile, and what is then known of its cluster; and what is said of a fresh profile; of
     one made long ``before``, by which everything took 1,000 times as long as it did; and of one whose
-    half-widths allow that."""
+    half-widths allow that, and a first message that others held up for some ticks."""
     first, notes = measured(file, model, store), list[tuple[str, ...]]()
     known = known_costs(where=environment_of(read_cluster(described(2))))
-    for change in ("", "seconds = 1000 * seconds, spread = 0", "spread = 10000 * seconds"):
+    for change in ("", "seconds = 1000 * seconds, spread = 0", "spread = 1e6 * seconds"):
         if first.is_first and change:
             with closing(sqlite3.connect(store)) as records, records:
                 records.execute(
