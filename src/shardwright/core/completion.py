@@ -81,11 +81,9 @@ def asked_ahead(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
         least, last[ends] = last.get(ends, 0), index + 1
         need, before = int(needs[index]), needed.setdefault(ends, [])
         if crosses[item] and program.microbatch[index] >= 0:
-            place = bisect.bisect_left(before, need)
-            least = max(least, before[place - 1] if place else 0)
-            place = int(
-                runs[devices[mesh]][np.searchsorted(runs[devices[mesh]], min(least, index))]
-            )
+            earlier, own = bisect.bisect_left(before, need), runs[devices[mesh]]
+            least = max(least, before[earlier - 1] if earlier else 0)
+            place = int(own[np.searchsorted(own, min(least, index))])
             if place < index:
                 last[ends] = place
                 found.append((place, index))

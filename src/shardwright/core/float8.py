@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from shardwright.core.graph import CASTS, Operator, OperatorGraph
+from shardwright.core.vocabulary import LOG_SUMS, LOSS
 
 FLOAT8 = frozenset({"fp8", "fp8-row"})
 # What matrix units want every size of such a product to divide by.
@@ -23,8 +24,7 @@ PRODUCTS = frozenset({"aten.linear.default", "shardwright.linear_blocks"})
 # Between scores and their loss: other dtypes and shapes of the same numbers.
 PASSED_ON = CASTS | {"aten.view.default", "aten.reshape.default", "aten.flatten.using_ints"}
 LOSSES = frozenset({
-    "shardwright.cross_entropy_sum", "shardwright.token_cross_entropy_sum",
-    "shardwright.vocabulary_cross_entropy_sum", "shardwright.vocabulary_logsumexp",
+    "shardwright.cross_entropy_sum", "shardwright.token_cross_entropy_sum", LOSS, LOG_SUMS,
     "aten.log_softmax.int",
 })  # fmt: skip
 

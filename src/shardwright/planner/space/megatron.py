@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Sequence
 
 from shardwright.core.graph import CASTS, OperatorGraph
+from shardwright.core.vocabulary import LOG_SUMS, LOSS
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.samples import Samples, State
 
@@ -17,9 +18,7 @@ VIEWS_OF_WEIGHTS = frozenset(
     {"aten.transpose.int", "aten.t.default", "aten.numpy_T.default", "aten.slice.Tensor"}
 )
 # Besides linears: what takes an activation split over its features and leaves a sum, or little.
-CLOSING = frozenset(
-    {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
-)
+CLOSING = frozenset({LOG_SUMS, LOSS})
 # Between scores and their loss.
 SCORE_CASTS = CASTS | {"aten.type_as.default"}
 
@@ -136,7 +135,7 @@ def _split_vocabularies(
         if linear and linear <= shares:
             found[index] = PLUS
             shares.update(operator.outputs)
-        if operator.kind == "shardwright.vocabulary_cross_entropy_sum":
+        if operator.kind == LOSS:
             scores = _maker(graph, operator.inputs[0])
             shares.update(operator.outputs if scores in opened else ())
     return found | _split_rows(graph, iterations, pieces) if shares else {}

@@ -110,10 +110,10 @@ def time_beneath(
     return found
 
 
-def _agreed(seconds: float, group: ProcessGroup) -> float:
-    """Return the first rank's number on every rank."""
+def _agreed(seconds: float, group: ProcessGroup, rank: int = 0) -> float:
+    """Return one rank's number, the first's, on every rank."""
     shared = torch.tensor([seconds], dtype=torch.float64)
-    dist.broadcast(shared, group=group, group_src=0)
+    dist.broadcast(shared, group=group, group_src=rank)
     return float(shared.item())
 
 
@@ -208,16 +208,15 @@ def _one_way(
 def _without_waiting(rank: int, chunk: Chunk, often: tuple[int, int], group: ProcessGroup) -> float:
     """Return what a chunk takes a rank of the group, one after another, while the others wait; equal on all."""
     times, rounds = often
-    took = torch.zeros((), dtype=torch.float64)
+    took = 0.0
     dist.barrier(group)
     if group.rank() == rank:
         chunk.run(times)
         begin = time.perf_counter()
         for _ in range(rounds):
             chunk.run(times)
-        took += (time.perf_counter() - begin) / rounds
-    dist.broadcast(took, group=group, group_src=rank)
-    return float(took)
+        took = (time.perf_counter() - begin) / rounds
+    return _agreed(took, group, rank)
 
 
 def _skew(chunk: Chunk, group: ProcessGroup) -> Timing:
