@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 # Rates of any machine, flop or bytes a second: others were not measured, or the file is damaged.
 SLOWEST, FASTEST = 1e6, 1e18
-ROUNDS = 3
+# Between searches. What no measurement corrects looks fast to a search: it is measured until what is chosen was.
+ROUNDS = 12
 PLANS = 8
 OPERATOR_SECONDS = 40.0
 COLLECTIVE_SECONDS = 12.0

@@ -66,7 +66,7 @@ def study(
 ) -> Study:
     """Plan, and return the frontier with the graph, cluster and costs it rests on.
 
-    On this machine, or a ``bench``: plan, measure what the best plans would run, plan again (thrice at most).
+    On this machine, or a ``bench``: plan, measure what the best plans would run, plan again, until those were measured.
     """
     request, asked = request or Request(), watch or Watch()
     watch = _bounded(asked, request)

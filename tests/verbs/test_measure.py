@@ -1,0 +1,51 @@
+"""Planning and measuring in turns, where every operator shard is known to take the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from shardwright import api
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import Record
+from shardwright.runtime.capture import Captured
+from shardwright.verbs import measure
+from shardwright.verbs.narrate import Shard, shards
+from shardwright.verbs.request import Request, Watch
+from tests.zoo import mlp
+
+THERE = "where all takes long"
+SECONDS = 0.1  # what a model would say takes microseconds
+
+pytestmark = pytest.mark.torch
+
+
+def taken(
+    captured: Captured, wanted: Sequence[Shard], _: Cluster, request: Request, __: Watch
+) -> list[Record]:
+    """Return records of all that is asked for."""
+    keys = {key for one in wanted for key in measure.keys_of(captured.graph, one, "float32")}
+    when = "2026-01-01T00:00:00+00:00"
+    return [
+        Record(
+            key=key, seconds=SECONDS, spread=0.0, count=1, environment=THERE, measured_at=when
+        )
+        for key in sorted(keys)
+    ]  # fmt: skip
+
+
+def test_what_is_chosen_was_measured_however_fast_models_say_the_rest_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shard that is measured turns out to be slow, so that a search goes on to one that is only modelled:
+    after four searches it still had done so."""
+    monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
+    module, batch = mlp()
+    bench = measure.Bench(environment=THERE, measure=taken)
+    study = api.study(module, "1x4xA100", batch=batch, bench=bench)
+    run = shards((study.frontier.best.strategy,), study.graph)
+    keys = {key for shard in run for key in measure.keys_of(study.graph, shard, "float32")}
+    assert keys
+    assert keys <= study.costs.operator_map.keys()
