@@ -15,6 +15,7 @@ from shardwright.planner.cost import build_costs
 from shardwright.planner.cost.compute import has_backward
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.profile import Setting, measure_operators
+from shardwright.runtime.profile.layouts import lay_out
 from shardwright.runtime.profile.passes import time_in_passes
 from shardwright.runtime.profile.shards import Overload, Request, make_shard
 from shardwright.runtime.workers import run_workers
@@ -130,7 +131,8 @@ def test_operands_have_the_strides_that_transposes_left():
     module, x = Transposed(), torch.rand(3, 4, 5)
     model = capture(module, {"x": x})
     index = [o.kind for o in model.graph.operators].index("aten.reshape.default")
-    shard = make_shard(model, whole(model.graph)[index], "cpu", "float32")
+    request = whole(model.graph)[index]
+    shard = make_shard(model, request, "cpu", "float32", lay_out(model, "cpu"))
     assert shard is not None
     expected = x.permute(2, 0, 1).transpose(0, 1)
     assert shard.operands[0].make("cpu").stride() == expected.stride()

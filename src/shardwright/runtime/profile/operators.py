@@ -23,6 +23,7 @@ import torch
 from shardwright.core.costs import Record
 from shardwright.runtime.cores import settle
 from shardwright.runtime.profile.clock import Timing, sampled
+from shardwright.runtime.profile.layouts import lay_out
 from shardwright.runtime.profile.machine import own_device
 from shardwright.runtime.profile.passes import (
     FAILURES,
@@ -31,7 +32,7 @@ from shardwright.runtime.profile.passes import (
     gradient_outputs,
     time_in_passes,
 )
-from shardwright.runtime.profile.shards import Request, Shard, make_shard
+from shardwright.runtime.profile.shards import ROW_BY_ROW, Request, Shard, make_shard
 from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 if TYPE_CHECKING:
@@ -109,8 +110,9 @@ def distinct_shards(
 ) -> tuple[Shard, ...]:
     """Return what is measured for requests, each once; nothing for those that cannot be sent."""
     shards: dict[str, Shard] = {}
+    layouts = lay_out(captured, setting.device) if requests else ROW_BY_ROW
     for request in requests:
-        shard = make_shard(captured, request, setting.device, setting.precision)
+        shard = make_shard(captured, request, setting.device, setting.precision, layouts)
         if shard is not None:
             shards.setdefault(shard.keys[0], shard)
     return tuple(shards.values())
@@ -190,7 +192,7 @@ def time_queued(shard: Shard, device: str, budget_seconds: float) -> Timings:
     made = [gradient_outputs(target(*args, **kwargs)) for target, args, kwargs in calls]
     if not made[0]:
         return ahead, None
-    seeds = [[torch.rand_like(out) for out in outs] for outs in made]
+    seeds = [shard.seeds_of(outs) for outs in made]
     recent: deque[Any] = deque(maxlen=RECENT)
 
     def backward(number: int) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from shardwright.core.graph import CACHED_BYTES
 from shardwright.runtime.profile.clock import Timing, summarise
-from shardwright.runtime.profile.shards import Shard
+from shardwright.runtime.profile.shards import Shard, apart
 
 Timings = tuple[Timing | None, Timing | None]
 # What the shards of one pass may occupy; more of them run in passes of their own.
@@ -80,6 +80,7 @@ class _Turn:
     """One shard and its tensors, ready to run once a pass; what it took is in ``laps``."""
 
     def __init__(self, shard: Shard) -> None:
+        self.shard = shard
         tensors = [operand.make("cpu") for operand in shard.operands]
         self.target, self.args, self.kwargs = shard.bind(tensors)
         self.wanted = [tensor for tensor in tensors if tensor.requires_grad]
@@ -95,7 +96,7 @@ class _Turn:
     def forward(self) -> None:
         # The operator before it has just written them.
         for tensor in self.fresh:
-            tensor.mul_(1)
+            apart(tensor).mul_(1)
         begin = time.thread_time()
         self.made = self.target(*self.args, **self.kwargs)
         self.laps[0].append(time.thread_time() - begin)
@@ -106,9 +107,9 @@ class _Turn:
         if not self.wanted or not outs:
             return None
         if self.seeds is None:
-            self.seeds = [torch.rand_like(out) for out in outs]
+            self.seeds = self.shard.seeds_of(outs)
         for seed in self.seeds:
-            seed.mul_(1)
+            apart(seed).mul_(1)
         begin = time.thread_time()
         found = torch.autograd.grad(outs, self.wanted, self.seeds, allow_unused=True)
         self.laps[1].append(time.thread_time() - begin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from shardwright.core.vocabulary import LOSS, is_whole
 from shardwright.runtime.capture.vocabulary import unmade_logsumexp, whole_cross_entropy_sum
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
+from shardwright.runtime.profile.layouts import Layout, Layouts, filled, plain
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
@@ -23,43 +24,43 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 Request = tuple[int, Shapes, Shapes]
+ROW_BY_ROW = Layouts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """How to make one input: ``order`` lists its dims from outermost to innermost in memory;
-    ``is_made``: an operator before this one has just made it."""
+    """How to make one input, which lies in memory by these ``strides``; ``is_made``: an operator before this
+    one has just made it."""
 
     shape: Shape
     dtype: str
     needs_gradient: bool
     high: int
-    order: tuple[int, ...]
+    strides: tuple[int, ...]
     is_made: bool
 
     def make(self, device: str) -> Tensor:
         """Make a tensor with the strides it would have: positive numbers, indices in range."""
-        shape = [self.shape[dim] for dim in self.order]
-        dtype = getattr(torch, self.dtype)
+        dtype, shape = getattr(torch, self.dtype), self.shape
         if self.dtype == "bool":
-            base = torch.rand(shape, device=device) < 0.5
+            drawn = torch.rand(shape, device=device) < 0.5
         elif dtype.is_floating_point or dtype.is_complex:
-            base = torch.rand(shape, device=device).add_(0.1).to(dtype)
+            drawn = torch.rand(shape, device=device).add_(0.1).to(dtype)
         else:
-            base = torch.randint(0, max(self.high, 1), shape, device=device).to(dtype)
-        place = [self.order.index(dim) for dim in range(len(shape))]
-        tensor = base.permute(place) if place else base
-        return tensor.detach().requires_grad_(self.needs_gradient)
+            drawn = torch.randint(0, max(self.high, 1), shape, device=device).to(dtype)
+        return laid(drawn, self.strides).requires_grad_(self.needs_gradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One operator with local shapes, in a form that can be sent to another process."""
+    """One operator with local shapes, in a form that can be sent to another process. ``seeds`` are the strides of
+    the gradients of its results, where these have one."""
 
     target: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     operands: tuple[Operand, ...]
+    seeds: tuple[tuple[int, ...], ...]
     bytes: int
     keys: tuple[str, str]
 
@@ -68,8 +69,15 @@ class Shard:
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Return what is called with which arguments on tensors made of ``operands``."""
         target = self.target.find() if isinstance(self.target, Overload) else self.target
-        args = tuple(_fill(argument, tensors) for argument in self.args)
-        return target, args, {name: _fill(value, tensors) for name, value in self.kwargs}
+        args = tuple(filled(argument, tensors) for argument in self.args)
+        return target, args, {name: filled(value, tensors) for name, value in self.kwargs}
+
+    def seeds_of(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """Return gradients of what it made, that lie as they come."""
+        known = self.seeds if len(self.seeds) == len(results) else [one.stride() for one in results]
+        return [
+            laid(torch.rand_like(one), strides) for one, strides in zip(results, known, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +93,9 @@ class Overload:
         return found
 
 
-def make_shard(captured: Captured, request: Request, device: str, precision: str) -> Shard | None:
+def make_shard(
+    captured: Captured, request: Request, device: str, precision: str, layouts: Layouts = ROW_BY_ROW
+) -> Shard | None:
     """Describe a request's operator with its local arguments; None where it cannot be sent."""
     index, inputs, outputs = request
     graph, call = captured.graph, captured.calls[index]
@@ -104,7 +114,7 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
             dtype=_dtype(graph, tensor, precision),
             needs_gradient=graph.tensors[tensor].needs_gradient,
             high=_largest_index(graph, index, position, inputs),
-            order=_memory_order(graph, tensor, len(shape)),
+            strides=_strides(layouts.values, tensor, shape),
             is_made=graph.tensors[tensor].producer >= 0,
         )
         for position, (tensor, shape) in enumerate(zip(operator.inputs, inputs, strict=True))
@@ -119,6 +129,11 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
         args=args,
         kwargs=tuple(kwargs.items()),
         operands=operands,
+        seeds=tuple(
+            _strides(layouts.gradients, tensor, shape)
+            for tensor, shape in zip(operator.outputs, outputs, strict=True)
+            if graph.tensors[tensor].needs_gradient
+        ),
         bytes=sum(sizes),
         keys=tuple(
             operator_key(graph, operator, inputs, outputs, phase, precision)
@@ -159,6 +174,25 @@ def _with_halos(
     return tuple(dim for dim, (a, whole, b, result) in sizes if a * result > b * whole)
 
 
+def laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a tensor's numbers in memory of these strides; what is expanded there has its first ones."""
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    apart(made).copy_(apart(tensor, strides))
+    return made
+
+
+def apart(tensor: Tensor, strides: tuple[int, ...] = ()) -> Tensor:
+    """Return a tensor's elements that have memory of their own (or would have, by these strides)."""
+    for dim, stride in enumerate(strides or tensor.stride()):
+        tensor = tensor if stride else tensor.narrow(dim, 0, min(tensor.shape[dim], 1))
+    return tensor
+
+
+def _strides(layouts: Mapping[int, Layout], tensor: int, shape: Shape) -> tuple[int, ...]:
+    layout = layouts.get(tensor)
+    return layout.of(shape) if layout else plain(shape)
+
+
 def _dtype(graph: OperatorGraph, tensor: int, precision: str) -> str:
     dtype = graph.tensors[tensor].dtype
     return KEPT_AS.get(precision, precision) if dtype == "float32" else dtype
@@ -182,36 +216,3 @@ def _largest_index(graph: OperatorGraph, index: int, position: int, inputs: Shap
     if kind in {"index", "index_put"} and position > 0:
         return min(inputs[0])
     return 2
-
-
-def _memory_order(graph: OperatorGraph, tensor: int, rank: int) -> tuple[int, ...]:
-    """Return a tensor's dims from outermost to innermost, following transposes back."""
-    plain = tuple(range(rank))
-    producer = graph.tensors[tensor].producer
-    if producer < 0:
-        return plain
-    operator = graph.operators[producer]
-    kind = operator.kind.split(".")[1]
-    if kind == "scaled_dot_product_attention" and rank == 4:
-        return (0, 2, 1, 3)
-    if kind not in {"transpose", "permute", "t"} or not operator.inputs:
-        return plain
-    before = _memory_order(graph, operator.inputs[0], rank)
-    if kind == "permute":
-        dims = operator.attribute("dims")
-        moved = (
-            tuple(d % rank for d in dims if isinstance(d, int)) if isinstance(dims, tuple) else ()
-        )
-    else:
-        ends = (0, 1) if kind == "t" else (operator.attribute("dim0"), operator.attribute("dim1"))
-        swap = {int(str(ends[0])) % rank: int(str(ends[1])) % rank}
-        swap |= {b: a for a, b in swap.items()}
-        moved = tuple(swap.get(d, d) for d in range(rank))
-    return tuple(moved.index(d) for d in before) if sorted(moved) == list(plain) else plain
-
-
-def _fill(argument: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(argument, (list, tuple)):
-        return type(argument)(_fill(item, tensors) for item in argument)
-    is_slot = type(argument).__name__ == "Slot"
-    return tensors[argument.index] if is_slot else argument
