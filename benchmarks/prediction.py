@@ -45,8 +45,7 @@ from shardwright.runtime.launch import join_world, launch
 from shardwright.runtime.profile import Probe, Setting, local_environment, measure_operators
 from shardwright.runtime.profile.collectives import name_records, time_collectives
 from shardwright.store import Store
-from shardwright.verbs.measure import local_cluster, measure_links
-from shardwright.verbs.narrate import shards
+from shardwright.verbs.measure import local_cluster, measure_links, missing
 from shardwright.verbs.request import Watch
 from tests.hosts import hosts, why_not
 
@@ -258,7 +257,7 @@ def costs_for(setup: str, captures: dict[str, Captured]) -> CostTable:
     for captured in captures.values():
         strategies = [seed_strategy(captured.graph, seed) for seed in PLANS[setup]]
         setting = Setting(environment=environment, concurrency=2)
-        wanted = shards(strategies, captured.graph)
+        wanted = missing(captured.graph, strategies, "float32", set())
         records = measure_operators(captured, wanted, setting, budget_seconds=40.0)
         with Store() as store:
             store.put(records)

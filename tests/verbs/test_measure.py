@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from shardwright import api
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Record
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.profile import Wanted
 from shardwright.verbs import measure
-from shardwright.verbs.narrate import Shard, shards
+from shardwright.verbs.narrate import shards
 from shardwright.verbs.request import Request, Watch
 from tests.zoo import mlp
 
@@ -23,16 +23,15 @@ pytestmark = pytest.mark.torch
 
 
 def taken(
-    captured: Captured, wanted: Sequence[Shard], _: Cluster, request: Request, __: Watch
+    captured: Captured, wanted: Wanted, _: Cluster, request: Request, __: Watch
 ) -> list[Record]:
     """Return records of all that is asked for."""
-    keys = {key for one in wanted for key in measure.keys_of(captured.graph, one, "float32")}
     when = "2026-01-01T00:00:00+00:00"
     return [
         Record(
             key=key, seconds=SECONDS, spread=0.0, count=1, environment=THERE, measured_at=when
         )
-        for key in sorted(keys)
+        for key in sorted(wanted.keys)
     ]  # fmt: skip
 
 
@@ -45,7 +44,8 @@ def test_what_is_chosen_was_measured_however_fast_models_say_the_rest_is(
     module, batch = mlp()
     bench = measure.Bench(environment=THERE, measure=taken)
     study = api.study(module, "1x4xA100", batch=batch, bench=bench)
-    run = shards((study.frontier.best.strategy,), study.graph)
-    keys = {key for shard in run for key in measure.keys_of(study.graph, shard, "float32")}
+    best = study.frontier.best.strategy
+    run = shards((best,), study.graph)
+    keys = {key for shard in run for key in measure.keys_of(study.graph, shard, best.precision)}
     assert keys
     assert keys <= study.costs.operator_map.keys()

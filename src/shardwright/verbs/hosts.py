@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable, Record, collective_key, link_label
 from shardwright.errors import InputError, PlanMismatch
-from shardwright.verbs.narrate import Shard
 from shardwright.verbs.request import Request, Watch
 from shardwright.verbs.results import Profile, Study
 from shardwright.verbs.subject import find_cluster
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
-    from shardwright.runtime.profile import Probe
+    from shardwright.runtime.profile import Probe, Wanted
 
 # Of all shapes of groups together, beneath computation not counted.
 LINK_SECONDS = 16.0
@@ -143,9 +142,9 @@ def _lead(model: str, machine: Cluster, request: Request, watch: Watch) -> Study
     from shardwright.verbs.study import study
 
     def measure(
-        captured: Captured, wanted: Sequence[Shard], _: Cluster, asked: Request, watch: Watch
+        captured: Captured, wanted: Wanted, _: Cluster, asked: Request, watch: Watch
     ) -> list[Record]:
-        task = tuple(wanted), seconds_for(wanted, watch)
+        task = wanted, seconds_for(wanted, watch)
         return _measure(captured, _told(task), asked, machine, watch)
 
     bench = Bench(environment=environment_of(machine), measure=measure)
@@ -166,7 +165,7 @@ def _follow(model: str, machine: Cluster, request: Request) -> None:
 
 def _measure(
     captured: Captured,
-    task: tuple[tuple[Shard, ...], float],
+    task: tuple[Wanted, float],
     request: Request,
     machine: Cluster,
     watch: Watch,

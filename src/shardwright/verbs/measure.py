@@ -8,7 +8,8 @@ parallelism, then what the best plans of each search would run, until nothing on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from shardwright.runtime.profile import (
     RATES,
     Probe,
     Setting,
+    Wanted,
     detect,
     local_environment,
     measure_collectives,
@@ -32,7 +34,7 @@ from shardwright.runtime.profile import (
     num_local_devices,
 )
 from shardwright.store import Store, default_path
-from shardwright.verbs.narrate import Shard, plain_strategies, shards
+from shardwright.verbs.narrate import Shard, plain_strategies, run_of
 from shardwright.verbs.request import Request, Watch
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ PLANS = 8
 OPERATOR_SECONDS = 40.0
 COLLECTIVE_SECONDS = 12.0
 SHARE = 0.25  # of the seconds left, where they are counted, that are spent on measuring one thing
+# Of equal operators of a model so many run where they are measured: the first finds less in the caches than others.
+ALIKE = 3
 NOTHING = CostTable()
 
 
@@ -131,7 +135,7 @@ def _has_group(known: CostTable, size: int, backend: str) -> bool:
     return any(key.startswith(f"{last}|1x{size}|") for key, _ in known.collectives)
 
 
-Measure = Callable[["Captured", Sequence[Shard], Cluster, Request, Watch], list[Record]]
+Measure = Callable[["Captured", Wanted, Cluster, Request, Watch], list[Record]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +169,9 @@ def refine(
     frontier: Frontier | None = None
     count = 0
     for _ in range(1 + ROUNDS):
-        wanted = _missing(captured.graph, strategies, request.precision, done)
-        # What cannot be measured is not asked for again.
-        done |= {
-            key for shard in wanted for key in keys_of(captured.graph, shard, request.precision)
-        }
-        measures = bool(wanted) and not watch.stop()
+        wanted = missing(captured.graph, strategies, request.precision, done)
+        done |= wanted.keys  # what cannot be measured is not asked for again
+        measures = bool(wanted.keys) and not watch.stop()
         records = bench.measure(captured, wanted, cluster, request, watch) if measures else []
         count += len(records)
         keep(records)
@@ -185,14 +186,14 @@ def refine(
 
 
 def measure_shards(
-    captured: Captured, wanted: Sequence[Shard], cluster: Cluster, request: Request, watch: Watch
+    captured: Captured, wanted: Wanted, cluster: Cluster, request: Request, watch: Watch
 ) -> list[Record]:
     """Measure operator shards with all devices of this machine busy."""
 
     def progress(done: int, total: int) -> None:
         watch.tell(f"measuring operator shards, {done} of {total}", done / max(total, 1))
 
-    progress(0, len(wanted))
+    progress(0, len(wanted.keys))
     return measure_operators(
         captured,
         wanted,
@@ -208,21 +209,38 @@ def measure_shards(
     )
 
 
-def seconds_for(wanted: Sequence[Shard], watch: Watch) -> float:
-    """Return how long so many operator shards may be measured."""
-    return min(OPERATOR_SECONDS, 0.4 * len(wanted) + 2.0, SHARE * watch.left)
+def seconds_for(wanted: Wanted, watch: Watch) -> float:
+    """Return how long so many operator shards may be measured, forward and backward."""
+    return min(OPERATOR_SECONDS, 0.2 * len(wanted.keys) + 2.0, SHARE * watch.left)
 
 
-def _missing(
+def missing(
     graph: OperatorGraph, strategies: Sequence[Strategy], precision: str, done: set[str]
-) -> tuple[Shard, ...]:
-    """Return one shard of every key that the strategies run and nobody has measured."""
-    found: dict[str, Shard] = {}
-    for shard in shards(strategies, graph):
-        forward, _ = keys_of(graph, shard, precision)
-        if forward not in done:
-            found.setdefault(forward, shard)
-    return tuple(found.values())
+) -> Wanted:
+    """Return all that strategies run and nobody has measured, each in what the first to run it runs."""
+    runs: list[tuple[Shard, ...]] = []
+    wanted: set[str] = set()
+    for strategy in strategies:
+        run, keys = shortened(graph, run_of(strategy, graph), precision)
+        if fresh := keys - done - wanted:
+            runs.append(run)
+            wanted |= fresh
+    return Wanted(runs=tuple(runs), keys=frozenset(wanted))
+
+
+def shortened(
+    graph: OperatorGraph, run: Iterable[Shard], precision: str
+) -> tuple[tuple[Shard, ...], set[str]]:
+    """Return what is to run of a model in order that each of its layers runs as in it, and the keys of that:
+    of what is equal the first few."""
+    kept: list[Shard] = []
+    count: Counter[str] = Counter()
+    for shard in run:
+        keys = keys_of(graph, shard, precision)
+        count.update(keys)
+        if count[keys[0]] <= ALIKE:
+            kept.append(shard)
+    return tuple(kept), set(count)
 
 
 def keys_of(graph: OperatorGraph, shard: Shard, precision: str) -> tuple[str, str]:

@@ -149,17 +149,19 @@ def spread_of(plan: Plan, context: Context, last: Survey | None) -> float:
     return weigh(context, plan.strategy)[0].half_width
 
 
+def run_of(strategy: Strategy, graph: OperatorGraph) -> tuple[Shard, ...]:
+    """List what a strategy runs, in order: (operator, local input shapes, output shapes)."""
+    program = lower(graph, strategy)
+    return tuple(
+        (call.operator, tuple(program.values[v].shape for v in call.operands), call.result_shapes)
+        for segment in program.segments
+        for call in segment.calls
+    )
+
+
 def shards(strategies: Iterable[Strategy], graph: OperatorGraph) -> tuple[Shard, ...]:
-    """List the operator shards that strategies run: (operator, local input shapes, output
-    shapes)."""
-    found: dict[Shard, None] = {}
-    for strategy in strategies:
-        program = lower(graph, strategy)
-        for segment in program.segments:
-            for call in segment.calls:
-                shapes = tuple(program.values[value].shape for value in call.operands)
-                found[call.operator, shapes, call.result_shapes] = None
-    return tuple(found)
+    """List the operator shards that strategies run, each once."""
+    return tuple(dict.fromkeys(one for strategy in strategies for one in run_of(strategy, graph)))
 
 
 def plain_strategies(graph: OperatorGraph, devices: int) -> tuple[Strategy, ...]:

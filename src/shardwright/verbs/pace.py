@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Record
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
+from shardwright.runtime.profile import Wanted
 from shardwright.store import Store
-from shardwright.verbs.measure import Bench, here, keys_of
-from shardwright.verbs.narrate import Shard, shards
+from shardwright.verbs.measure import Bench, here, keys_of, shortened
+from shardwright.verbs.narrate import run_of
 from shardwright.verbs.request import Request, Watch
 
 if TYPE_CHECKING:
@@ -62,24 +62,28 @@ def pace_of(
     no record of it is old."""
     place = bench or here()
     known = newest(place.environment)
-    longest = _old(shards(strategies, captured.graph), captured.graph, request.precision, known)
-    again = place.measure(captured, longest, cluster, request, watch) if longest else []
+    wanted = _old(strategies, captured.graph, request.precision, known)
+    again = place.measure(captured, wanted, cluster, request, watch) if wanted.keys else []
     found = ratio(known, again)
     return replace(found, where=HOSTS) if found and bench else found
 
 
 def _old(
-    found: Iterable[Shard], graph: OperatorGraph, precision: str, known: Mapping[str, Record]
-) -> list[Shard]:
-    """Return the shards that take longest, of those with old records only; no two of the same keys."""
-    old: dict[str, tuple[float, Shard]] = {}
-    for shard in found:
+    strategies: Sequence[Strategy],
+    graph: OperatorGraph,
+    precision: str,
+    known: Mapping[str, Record],
+) -> Wanted:
+    """Return what strategies run, and the keys of the shards of it that take longest, of those with old records only."""
+    runs = [shortened(graph, run_of(strategy, graph), precision)[0] for strategy in strategies]
+    old: dict[tuple[str, str], float] = {}
+    for shard in (shard for run in runs for shard in run):
         keys = keys_of(graph, shard, precision)
         records = [known[key] for key in keys if key in known]
         if records and is_old(records):
-            old[keys[0]] = sum(one.seconds for one in records), shard
-    longest = sorted(old.values(), key=itemgetter(0), reverse=True)
-    return [shard for _, shard in longest[:SAMPLED]]
+            old[keys] = sum(one.seconds for one in records)
+    longest = sorted(old, key=old.__getitem__, reverse=True)[:SAMPLED]
+    return Wanted(runs=tuple(runs), keys=frozenset(key for keys in longest for key in keys))
 
 
 def is_old(records: Iterable[Record]) -> bool:

@@ -14,11 +14,12 @@ from shardwright.errors import RunError
 from shardwright.planner.cost import build_costs
 from shardwright.planner.cost.compute import has_backward
 from shardwright.runtime.capture import Captured, capture
-from shardwright.runtime.profile import Setting, measure_operators
+from shardwright.runtime.profile import Setting, Wanted, measure_operators
 from shardwright.runtime.profile.layouts import lay_out
 from shardwright.runtime.profile.passes import time_in_passes
 from shardwright.runtime.profile.shards import Overload, Request, make_shard
 from shardwright.runtime.workers import run_workers
+from shardwright.verbs.measure import keys_of
 from tests import zoo
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -33,6 +34,11 @@ def whole(graph: OperatorGraph) -> list[Request]:
         )
         for index, operator in enumerate(graph.operators)
     ]
+
+
+def wanted(graph: OperatorGraph, runs: list[list[Request]]) -> Wanted:
+    keys = {key for run in runs for request in run for key in keys_of(graph, request, "float32")}
+    return Wanted(runs=tuple(map(tuple, runs)), keys=frozenset(keys))
 
 
 def captured(name: str, **options: object) -> Captured:
@@ -61,9 +67,10 @@ def test_every_operator_of_a_model_can_be_timed_forward_and_backward(name: str):
     made = {r[0]: make_shard(model, r, "cpu", "float32") for r in whole(graph)}
     known = {index: shard for index, shard in made.items() if shard is not None}
     assert [i for i in made.keys() - known.keys() if graph.operators[i].outputs] == []
-    timings = time_in_passes(list(known.values()), 0.05, lambda done, of: None)
+    timings = time_in_passes([list(known.values())], 0.05, lambda done, of: None)
     failed: list[str] = []
-    for index, (ahead, back) in zip(known, timings, strict=True):
+    for index, shard in known.items():
+        ahead, back = (timings.get(key) for key in shard.keys)
         operator = graph.operators[index]
         wants = any(graph.tensors[t].needs_gradient for t in operator.outputs)
         if ahead is None or ahead.seconds <= 0 or (back is None and wants):
@@ -76,7 +83,7 @@ def test_requests_become_records_under_the_planners_keys():
     graph = model.graph
     requests = whole(graph)
     setting = Setting(environment="e", concurrency=2)
-    records = measure_operators(model, requests * 2, setting, budget_seconds=0.5)
+    records = measure_operators(model, wanted(graph, [requests] * 2), setting, budget_seconds=0.5)
     table = build_costs(records, "e")
     for index, inputs, outputs in requests:
         operator = graph.operators[index]
@@ -95,8 +102,9 @@ def test_operators_of_a_model_that_outgrows_caches_have_records_of_their_own():
     request = (first, ((8, 512), (512, 512), (512,)), ((8, 512),))
     usual = make_shard(shallow, request, "cpu", "float32")
     assert usual is not None
-    records = measure_operators(deep, [request], Setting(environment="e"), budget_seconds=0.1)
-    assert [one.key for one in records] == [f"{key}|from memory" for key in usual.keys]
+    setting, asked = Setting(environment="e"), wanted(deep.graph, [[request]])
+    records = measure_operators(deep, asked, setting, budget_seconds=0.1)
+    assert {one.key for one in records} == {f"{key}|from memory" for key in usual.keys}
 
 
 def test_shards_of_an_operator_run_on_their_local_shapes():
@@ -105,7 +113,7 @@ def test_shards_of_an_operator_run_on_their_local_shapes():
     shard = make_shard(model, (index, ((4, 16), (8, 16), (8,)), ((4, 8),)), "cpu", "float32")
     assert shard is not None
     assert [operand.shape for operand in shard.operands] == [(4, 16), (8, 16), (8,)]
-    assert time_in_passes([shard], 0.1, lambda done, of: None)[0][1] is not None
+    assert time_in_passes([[shard]], 0.1, lambda done, of: None).keys() == {*shard.keys}
 
 
 def test_another_precision_has_another_key_and_dtype():

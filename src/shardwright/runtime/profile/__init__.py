@@ -15,8 +15,9 @@ from shardwright.runtime.profile.machine import (
     num_local_devices,
 )
 from shardwright.runtime.profile.operators import Setting, measure_operators
+from shardwright.runtime.profile.shards import Wanted
 
 __all__ = [
-    "METHOD", "RATES", "Probe", "Setting", "detect", "local_backend", "local_environment", "measure_collectives",
-    "measure_machine", "measure_operators", "num_local_devices",
+    "METHOD", "RATES", "Probe", "Setting", "Wanted", "detect", "local_backend", "local_environment",
+    "measure_collectives", "measure_machine", "measure_operators", "num_local_devices",
 ]  # fmt: skip

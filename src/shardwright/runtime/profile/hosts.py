@@ -37,7 +37,7 @@ from shardwright.runtime.profile.collectives import (
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.profile.passes import time_in_passes
-from shardwright.runtime.profile.shards import Request
+from shardwright.runtime.profile.shards import Wanted
 from shardwright.runtime.workers import Progress
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _ended(
 
 def measure_operators(
     captured: Captured,
-    requests: Sequence[Request],
+    wanted: Wanted,
     setting: operators.Setting,
     *,
     budget_seconds: float,
@@ -151,18 +151,16 @@ def measure_operators(
 ) -> list[Record]:
     """Measure operator shards on all ranks at once; every rank returns what all have seen."""
     place = own_place()
-    shards = operators.distinct_shards(captured, requests, replace(setting, device=place.type))
-    if not shards:
+    job = operators.job_of(captured, wanted, replace(setting, device=place.type), budget_seconds)
+    if not job.runs:
         return []
-    from_memory = captured.graph.outgrows_caches
     if place.type == "cpu":  # with as many threads as it trains with
-        mine = time_in_passes(shards, budget_seconds, report, from_memory=from_memory)
+        mine = time_in_passes(job.runs, budget_seconds, report, from_memory=job.from_memory)
     else:
-        job = operators.Job(shards=shards, budget_seconds=budget_seconds, device=place.type)
         mine = operators.work(place.index or 0, job, Path(), report)
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
-    return operators.merged(shards, ranks, setting.environment)
+    return operators.merged(wanted, ranks, setting.environment)
 
 
 def own_place() -> torch.device:

@@ -1,7 +1,7 @@
 """Measure operator shards, forward and backward, on real tensors of local shapes.
 
 On a CPU as many processes measure at once as will train at once, because cores share caches and
-memory bandwidth, and all shards take turns (``passes``). On a GPU kernels queue up behind one that
+memory bandwidth, and shards run as in a step (``passes``). On a GPU kernels queue up behind one that
 does nothing, so that what is timed, by the GPU's events, is the GPU alone: what its host takes to
 start them is measured by itself (``overheads.time_starts``). Several copies of a shard's tensors take
 turns, so that caches are as warm as between the operators of a model, not warmer.
@@ -9,11 +9,12 @@ turns, so that caches are as warm as between the operators of a model, not warme
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,15 @@ import torch
 from shardwright.core.costs import Record
 from shardwright.runtime.cores import settle
 from shardwright.runtime.profile.clock import Timing, sampled
-from shardwright.runtime.profile.layouts import lay_out
+from shardwright.runtime.profile.layouts import Layouts, lay_out
 from shardwright.runtime.profile.machine import own_device
 from shardwright.runtime.profile.passes import (
     FAILURES,
     RECENT,
-    Timings,
     gradient_outputs,
     time_in_passes,
 )
-from shardwright.runtime.profile.shards import ROW_BY_ROW, Request, Shard, make_shard
+from shardwright.runtime.profile.shards import Shard, Wanted, make_shard
 from shardwright.runtime.workers import Progress, Stop, patience, run_workers
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Job:
     """What one process is to measure, in how many seconds, on which type of torch device: with GPUs each
     process has its own. ``from_memory``: the model is larger than caches."""
 
-    shards: tuple[Shard, ...]
+    runs: tuple[tuple[Shard, ...], ...]
     budget_seconds: float
     device: str
     from_memory: bool = False
@@ -74,27 +74,21 @@ class Job:
 
 def measure_operators(
     captured: Captured,
-    requests: Sequence[Request],
+    wanted: Wanted,
     setting: Setting,
     *,
     budget_seconds: float = 60.0,
     progress: Progress | None = None,
     stop: Stop = lambda: False,
 ) -> list[Record]:
-    """Measure (operator index, local input shapes, local output shapes) requests.
+    """Measure what is wanted.
 
-    Equal shards are measured once. Requests that fail, or that the budget does not reach, have no
-    record and will be modelled; after ``stop`` none has.
+    Operators that fail, or that the budget does not reach, have no record and will be modelled; after ``stop``
+    none has.
     """
-    shards = distinct_shards(captured, requests, setting)
-    if not shards:
+    job = job_of(captured, wanted, setting, budget_seconds)
+    if not job.runs:
         return []
-    job = Job(
-        shards=shards,
-        budget_seconds=budget_seconds,
-        device=setting.device,
-        from_memory=captured.graph.outgrows_caches,
-    )
     results = run_workers(
         "shardwright.runtime.profile.operators:work",
         [job] * max(setting.concurrency, 1),
@@ -102,34 +96,33 @@ def measure_operators(
         progress=progress,
         stop=stop,
     )
-    return merged(shards, results, setting.environment) if results else []
+    return merged(wanted, results, setting.environment) if results else []
 
 
-def distinct_shards(
-    captured: Captured, requests: Sequence[Request], setting: Setting
-) -> tuple[Shard, ...]:
-    """Return what is measured for requests, each once; nothing for those that cannot be sent."""
-    shards: dict[str, Shard] = {}
-    layouts = lay_out(captured, setting.device) if requests else ROW_BY_ROW
-    for request in requests:
-        shard = make_shard(captured, request, setting.device, setting.precision, layouts)
-        if shard is not None:
-            shards.setdefault(shard.keys[0], shard)
-    return tuple(shards.values())
+def job_of(captured: Captured, wanted: Wanted, setting: Setting, budget_seconds: float) -> Job:
+    """Return what each process is to do: operators that cannot be sent to it are left out."""
+    layouts = lay_out(captured, setting.device) if wanted.runs else Layouts()
+    how = setting.device, setting.precision, layouts
+    runs = [[make_shard(captured, request, *how) for request in run] for run in wanted.runs]
+    sent = [tuple(shard for shard in run if shard is not None) for run in runs]
+    return Job(
+        runs=tuple(run for run in sent if run),
+        budget_seconds=budget_seconds,
+        device=setting.device,
+        from_memory=captured.graph.outgrows_caches,
+    )
 
 
 def merged(
-    shards: Sequence[Shard], results: Sequence[Sequence[Timings]], environment: str
+    wanted: Wanted, results: Sequence[Mapping[str, Timing]], environment: str
 ) -> list[Record]:
-    """Return records of what every process has seen of the same shards."""
+    """Return records of what every process has seen of what was wanted."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    records: list[Record] = []
-    for shard, *timings in zip(shards, *results, strict=True):
-        for phase, key in enumerate(shard.keys):
-            found = [pair[phase] for pair in timings if pair[phase] is not None]
-            if found:
-                records.append(_record(key, found, environment, now))
-    return records
+    found: dict[str, list[Timing]] = {}
+    for timings in results:
+        for key in timings.keys() & wanted.keys:
+            found.setdefault(key, []).append(timings[key])
+    return [_record(key, found[key], environment, now) for key in sorted(found)]
 
 
 def _record(key: str, timings: list[Timing], environment: str, now: str) -> Record:
@@ -146,32 +139,29 @@ def _record(key: str, timings: list[Timing], environment: str, now: str) -> Reco
     )
 
 
-def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings]:
+def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Timing]:
     """Measure a job's shards: the body of one process."""
     torch.set_num_threads(1)
     if not job.device.startswith("cuda"):
         settle()
-        return time_in_passes(job.shards, job.budget_seconds, report, from_memory=job.from_memory)
+        return time_in_passes(job.runs, job.budget_seconds, report, from_memory=job.from_memory)
     device = own_device(job.device, rank)
     torch.cuda.set_device(device)
     deadline = time.perf_counter() + job.budget_seconds
-    found: list[Timings] = []
-    for done, shard in enumerate(job.shards):
+    found: dict[str, Timing] = {}
+    distinct = {shard.keys[0]: shard for run in reversed(job.runs) for shard in reversed(run)}
+    for done, shard in enumerate(distinct.values()):
         left = deadline - time.perf_counter()
-        share = min(left / (len(job.shards) - done), _LONGEST_SLICE)
-        pair: Timings = (None, None)
+        share = min(left / (len(distinct) - done), _LONGEST_SLICE)
         if left > 0:
-            try:
-                pair = time_queued(shard, device, share)
-            except FAILURES:
-                pair = (None, None)
-        found.append(pair)
-        report(done + 1, len(job.shards))
+            with contextlib.suppress(*FAILURES):
+                found |= time_queued(shard, device, share)
+        report(done + 1, len(distinct))
     return found
 
 
-def time_queued(shard: Shard, device: str, budget_seconds: float) -> Timings:
-    """Return the timings of forward and, where a gradient flows, backward, of kernels that queue."""
+def time_queued(shard: Shard, device: str, budget_seconds: float) -> dict[str, Timing]:
+    """Return by key the timings of forward and, where a gradient flows, backward, of kernels that queue."""
     copies = max(1, min(MAX_COPIES, ROTATED_BYTES // max(shard.bytes, 1)))
     drawn = [[operand.make(device) for operand in shard.operands] for _ in range(copies)]
     calls = [shard.bind(tensors) for tensors in drawn]
@@ -185,13 +175,13 @@ def time_queued(shard: Shard, device: str, budget_seconds: float) -> Timings:
             target, args, kwargs = calls[turn % copies]
             kept.append(target(*args, **kwargs))
 
-    ahead = on_device(forward, device, budget_seconds * 0.4)
+    ahead = {shard.keys[0]: on_device(forward, device, budget_seconds * 0.4)}
     wanted = [[t for t in tensors if t.requires_grad] for tensors in drawn]
     if not wanted[0]:
-        return ahead, None
+        return ahead
     made = [gradient_outputs(target(*args, **kwargs)) for target, args, kwargs in calls]
     if not made[0]:
-        return ahead, None
+        return ahead
     seeds = [shard.seeds_of(outs) for outs in made]
     recent: deque[Any] = deque(maxlen=RECENT)
 
@@ -203,7 +193,7 @@ def time_queued(shard: Shard, device: str, budget_seconds: float) -> Timings:
             )
             recent.append(gradients)
 
-    return ahead, on_device(backward, device, budget_seconds * 0.6)
+    return ahead | {shard.keys[1]: on_device(backward, device, budget_seconds * 0.6)}
 
 
 def on_device(run: Callable[[int], None], device: str, budget_seconds: float) -> Timing:

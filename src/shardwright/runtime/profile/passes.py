@@ -1,12 +1,14 @@
-"""Time operator shards on a CPU as a model runs them: one after another, once each, pass after pass.
+"""Time operator shards on a CPU as models run them: one after another, step after step.
 
-An operator that runs again and again finds its instructions, and what it read and wrote, in the
-caches. In a model the others were there in between: small operators take several times as long. So
-a pass runs all shards forward and then all backward, as a step does, and a shard is timed once in
-every pass. What else the machine does, and its clock rate, befall all shards alike.
+An operator that runs again and again by itself finds its instructions, and what it read and wrote, in the
+caches; among many of other kinds it finds less than in its model, whose layers are alike: small operators take
+several times as long. So a pass runs what strategies run, in their order, all forward and then all backward, as a
+step does. Every call has operands of its own but for parameters, which calls share that share them in the model: a
+cell of a recurrence finds them in the caches, a layer does not. All calls of equal shards count alike. What
+else the machine does, and its clock rate, befall all shards alike.
 
-A model runs equal shards once per layer, a pass once: what it touches may fit in caches which the model
-outgrows. Then other memory is read before shards run forward, and before they run backward.
+Of equal layers a pass runs a few: what it touches may fit in caches which the model outgrows. Then other memory
+is read before shards run forward, and before they run backward.
 
 The clock is the thread's own, so that other programs do not count.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,9 +26,11 @@ from torch import Tensor
 
 from shardwright.core.graph import CACHED_BYTES
 from shardwright.runtime.profile.clock import Timing, summarise
-from shardwright.runtime.profile.shards import Shard, apart
+from shardwright.runtime.profile.shards import Operand, Shard, apart
 
-Timings = tuple[Timing | None, Timing | None]
+Run = Sequence[Shard]
+# What was seen, by key.
+Laps = dict[str, list[float]]
 # What the shards of one pass may occupy; more of them run in passes of their own.
 PASS_BYTES = 512 * 2**20
 FEWEST, ENOUGH, MOST = 3, 15, 100
@@ -39,49 +44,62 @@ FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError
 
 
 def time_in_passes(
-    shards: Sequence[Shard],
+    runs: Sequence[Run],
     budget_seconds: float,
     report: Callable[[int, int], None],
     *,
     from_memory: bool = False,
-) -> list[Timings]:
-    """Return the timings of forward and, where a gradient flows, backward, of every shard; None
-    where it cannot run, or the budget does not reach it. ``from_memory``: their model is larger than
-    caches.
+) -> dict[str, Timing]:
+    """Return by key what shards take that models run in this order; nothing of what cannot run, of the
+    backward of what no gradient flows through, and of what the budget does not reach. ``from_memory``: their model is
+    larger than caches.
 
     The time of starting the autograd engine is taken off the backward: a segment pays it once, not
     per operator.
     """
     deadline = time.perf_counter() + budget_seconds
     others = torch.zeros(CACHED_BYTES // 4 if from_memory else 0)
-    found: list[Timings] = []
-    for group in _groups(shards):
-        left = deadline - time.perf_counter()
-        share = left * len(group) / (len(shards) - len(found))
-        found += _time(group, share, others) if left > 0 else [(None, None)] * len(group)
-        report(len(found), len(shards))
-    return found
+    total, done = sum(map(len, runs)), 0
+    ahead, back, engine = Laps(), Laps(), list[float]()
+    for group in _groups(runs):
+        size, left = sum(map(len, group)), deadline - time.perf_counter()
+        if left > 0:
+            found = _time(group, left * size / (total - done), others)
+            for laps, seen in zip((ahead, back), found.by_phase, strict=True):
+                for key, times in seen.items():
+                    laps.setdefault(key, []).extend(times)
+            engine += found.engine
+        done += size
+        report(done, total)
+    start = summarise(engine).seconds if engine else 0.0
+    timings = {key: summarise(times) for key, times in ahead.items()}
+    for key, times in back.items():
+        timing = summarise(times)
+        timings[key] = replace(timing, seconds=max(timing.seconds - start, 0.0))
+    return timings
 
 
-def _groups(shards: Sequence[Shard]) -> list[list[Shard]]:
-    """Cut shards, in order, into groups whose tensors may be in memory together."""
-    groups: list[list[Shard]] = []
-    size = PASS_BYTES
-    for shard in shards:
-        if size + shard.bytes > PASS_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(shard)
-        size += shard.bytes
-    return groups
+def _groups(runs: Sequence[Run]) -> list[list[list[Shard]]]:
+    """Cut runs, in order, into groups whose tensors may be in memory together; a long one is cut in pieces."""
+    groups: list[list[list[Shard]]] = [[]]
+    size = 0
+    for run in runs:
+        groups[-1].append([])
+        for shard in run:
+            if size and size + shard.bytes > PASS_BYTES:
+                groups.append([[]])
+                size = 0
+            groups[-1][-1].append(shard)
+            size += shard.bytes
+    return [group for each in groups if (group := [run for run in each if run])]
 
 
 class _Turn:
-    """One shard and its tensors, ready to run once a pass; what it took is in ``laps``."""
+    """A call of a shard and its tensors, ready to run once a pass; parameters are those in ``shared``, by number and shape."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, shared: dict[object, Tensor]) -> None:
         self.shard = shard
-        tensors = [operand.make("cpu") for operand in shard.operands]
+        tensors = [_own_or_shared(operand, shared) for operand in shard.operands]
         self.target, self.args, self.kwargs = shard.bind(tensors)
         self.wanted = [tensor for tensor in tensors if tensor.requires_grad]
         self.fresh = [
@@ -91,17 +109,16 @@ class _Turn:
         ]
         self.made: Any = None
         self.seeds: list[Tensor] | None = None
-        self.laps: tuple[list[float], list[float]] = ([], [])
 
-    def forward(self) -> None:
+    def forward(self, seen: _Seen) -> None:
         # The operator before it has just written them.
         for tensor in self.fresh:
             apart(tensor).mul_(1)
         begin = time.thread_time()
         self.made = self.target(*self.args, **self.kwargs)
-        self.laps[0].append(time.thread_time() - begin)
+        seen.add(self.shard, 0, time.thread_time() - begin)
 
-    def backward(self) -> Any:
+    def backward(self, seen: _Seen) -> Any:
         outs = gradient_outputs(self.made)
         self.made = None
         if not self.wanted or not outs:
@@ -112,15 +129,38 @@ class _Turn:
             apart(seed).mul_(1)
         begin = time.thread_time()
         found = torch.autograd.grad(outs, self.wanted, self.seeds, allow_unused=True)
-        self.laps[1].append(time.thread_time() - begin)
+        seen.add(self.shard, 1, time.thread_time() - begin)
         return found
 
-    def timings(self, engine_seconds: float) -> Timings:
-        ahead, back = (summarise(laps) if laps else None for laps in self.laps)
-        if back is not None:
-            seconds = max(back.seconds - engine_seconds, 0.0)
-            back = Timing(seconds=seconds, spread=back.spread, count=back.count)
-        return ahead, back
+
+def _own_or_shared(operand: Operand, shared: dict[object, Tensor]) -> Tensor:
+    if operand.parameter < 0:
+        return operand.make("cpu")
+    name = operand.parameter, operand.shape
+    if name not in shared:
+        shared[name] = operand.make("cpu")
+    return shared[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What calls took, forward and backward, and what the autograd engine takes by itself."""
+
+    by_phase: tuple[Laps, Laps] = field(default_factory=lambda: (Laps(), Laps()))
+    engine: list[float] = field(default_factory=list)
+
+    def add(self, shard: Shard, phase: int, seconds: float) -> None:
+        self.by_phase[phase].setdefault(shard.keys[phase], []).append(seconds)
+
+    @property
+    def is_settled(self) -> bool:
+        seconds = spread = 0.0
+        for laps in (times for each in self.by_phase for times in each.values()):
+            timing = summarise(laps)
+            # The spread of the median of so many.
+            spread += timing.spread / len(laps) ** 0.5
+            seconds += timing.seconds
+        return spread <= TOLERANCE * seconds
 
 
 def gradient_outputs(result: Any) -> list[Tensor]:
@@ -129,47 +169,45 @@ def gradient_outputs(result: Any) -> list[Tensor]:
     return [out for out in results if isinstance(out, Tensor) and out.requires_grad]
 
 
-def _time(shards: Sequence[Shard], budget_seconds: float, others: Tensor) -> list[Timings]:
+def _time(runs: Sequence[Run], budget_seconds: float, others: Tensor) -> _Seen:
     """Time shards that are in memory together; the first pass warms up and is not counted."""
     deadline = time.perf_counter() + budget_seconds
-    ready = [_ready(shard) for shard in shards]
-    turns = [turn for turn in ready if turn]
-    engine: list[float] = []
-    _run_pass(turns, others, engine)
-    for laps in (engine, *(laps for turn in turns for laps in turn.laps)):
-        laps.clear()
-    begin = time.perf_counter()
+    shared: dict[object, Tensor] = {}
+    ready = [[turn for shard in run if (turn := _ready(shard, shared))] for run in runs]
+    _run_pass(ready, others, _Seen())
+    seen, begin = _Seen(), time.perf_counter()
     for number in range(1, MOST + 1):
-        _run_pass(turns, others, engine)
+        _run_pass(ready, others, seen)
         now = time.perf_counter()
         is_enough = number >= ENOUGH and now - begin > LEAST_SECONDS
-        if (now > deadline and number >= FEWEST) or (is_enough and _is_settled(turns)):
+        if (now > deadline and number >= FEWEST) or (is_enough and seen.is_settled):
             break
-    start = summarise(engine).seconds if engine else 0.0
-    return [turn.timings(start) if turn else (None, None) for turn in ready]
+    return seen
 
 
-def _ready(shard: Shard) -> _Turn | None:
+def _ready(shard: Shard, shared: dict[object, Tensor]) -> _Turn | None:
     """Return a shard made ready; None where it fails, as it does not in a pass after that."""
+    unseen = _Seen()
     try:
-        turn = _Turn(shard)
-        turn.forward()
-        turn.backward()
+        turn = _Turn(shard, shared)
+        turn.forward(unseen)
+        turn.backward(unseen)
     except FAILURES:
         return None
     return turn
 
 
-def _run_pass(turns: Sequence[_Turn], others: Tensor, engine: list[float]) -> None:
-    others.sum()
-    for turn in turns:
-        turn.forward()
-    others.sum()
-    recent: deque[Any] = deque(maxlen=RECENT)
-    for number, turn in enumerate(reversed(turns)):
-        if number % ENGINE_EVERY == 0:
-            engine.append(_engine_seconds())
-        recent.append(turn.backward())
+def _run_pass(runs: Sequence[Sequence[_Turn]], others: Tensor, seen: _Seen) -> None:
+    for turns in runs:
+        others.sum()
+        for turn in turns:
+            turn.forward(seen)
+        others.sum()
+        recent: deque[Any] = deque(maxlen=RECENT)
+        for number, turn in enumerate(reversed(turns)):
+            if number % ENGINE_EVERY == 0:
+                seen.engine.append(_engine_seconds())
+            recent.append(turn.backward(seen))
 
 
 def _engine_seconds() -> float:
@@ -179,15 +217,3 @@ def _engine_seconds() -> float:
     begin = time.thread_time()
     torch.autograd.grad([out], [leaf], [seed], allow_unused=True)
     return time.thread_time() - begin
-
-
-def _is_settled(turns: Sequence[_Turn]) -> bool:
-    seconds = spread = 0.0
-    for turn in turns:
-        for laps in turn.laps:
-            if laps:
-                timing = summarise(laps)
-                # The spread of the median of so many.
-                spread += timing.spread / len(laps) ** 0.5
-                seconds += timing.seconds
-    return spread <= TOLERANCE * seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ ROW_BY_ROW = Layouts()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
     """How to make one input, which lies in memory by these ``strides``; ``is_made``: an operator before this
-    one has just made it."""
+    one has just made it; ``parameter``: its number, where it is one, which other operators may read too."""
 
     shape: Shape
     dtype: str
@@ -38,6 +38,7 @@ class Operand:
     high: int
     strides: tuple[int, ...]
     is_made: bool
+    parameter: int
 
     def make(self, device: str) -> Tensor:
         """Make a tensor with the strides it would have: positive numbers, indices in range."""
@@ -81,6 +82,15 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be measured: the ``keys`` that count, of ``runs`` of operators, each in the order in which a strategy
+    runs them."""
+
+    runs: tuple[tuple[Request, ...], ...]
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overload:
     """A torch operator by name; torch's own objects cannot be pickled."""
 
@@ -108,17 +118,7 @@ def make_shard(
     kwargs = {**kwargs, **more}
     if isinstance(target, torch._ops.OpOverload):
         target = Overload(name=str(target))
-    operands = tuple(
-        Operand(
-            shape=shape,
-            dtype=_dtype(graph, tensor, precision),
-            needs_gradient=graph.tensors[tensor].needs_gradient,
-            high=_largest_index(graph, index, position, inputs),
-            strides=_strides(layouts.values, tensor, shape),
-            is_made=graph.tensors[tensor].producer >= 0,
-        )
-        for position, (tensor, shape) in enumerate(zip(operator.inputs, inputs, strict=True))
-    )
+    operands = tuple(_operands(graph, request, precision, layouts))
     sizes = [tensor_bytes(o.shape, o.dtype) for o in operands]
     sizes += [
         tensor_bytes(shape, _dtype(graph, tensor, precision))
@@ -145,6 +145,26 @@ def make_shard(
     except Exception:  # noqa: BLE001  # pickling runs foreign code; what cannot travel is not timed
         return None
     return shard
+
+
+def _operands(
+    graph: OperatorGraph, request: Request, precision: str, layouts: Layouts
+) -> Iterator[Operand]:
+    """Yield how to make the inputs of a request's operator."""
+    index, inputs, _ = request
+    for position, (tensor, shape) in enumerate(
+        zip(graph.operators[index].inputs, inputs, strict=True)
+    ):
+        spec = graph.tensors[tensor]
+        yield Operand(
+            shape=shape,
+            dtype=_dtype(graph, tensor, precision),
+            needs_gradient=spec.needs_gradient,
+            high=_largest_index(graph, index, position, inputs),
+            strides=_strides(layouts.values, tensor, shape),
+            is_made=spec.producer >= 0,
+            parameter=tensor if spec.role == "parameter" else -1,
+        )
 
 
 def _kernel(
