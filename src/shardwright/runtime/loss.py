@@ -44,7 +44,8 @@ class LossSum:
         self._last: HostCopy | _Carried | None = None
         self._before: HostCopy | _Carried | None = None
         self._counted = self._slots_counted()
-        self._row = torch.empty(NUM_RIDING)  # what rides, written anew in each step
+        self._row = torch.empty(NUM_RIDING)  # what rides, written anew in each step, by way of
+        self._numbers = self._row.numpy()
         self._seed: tuple[float, Tensor] | None = None  # the scale, and the gradient that is it
         self._is_finished = False
         self._unchecked: int | None = None  # the step whose loss nobody has looked at yet
@@ -90,7 +91,8 @@ class LossSum:
         own = sum(math.nan if one is None else float(one) for one in held)
         if self._row.dtype is not dtype:
             self._row = torch.empty(NUM_RIDING, dtype=dtype)
-        self._row.numpy()[:] = [*terms(own, dtype), INTERRUPTION.requested]
+            self._numbers = self._row.numpy()
+        self._numbers[:] = [*terms(own, dtype), INTERRUPTION.requested]
         self._sum = _Carried()
         return self._row
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 STATUS_DIRECTORY = "SHARDWRIGHT_STATUS"
 STATUS_FOLDER = "status"  # in that directory: of small files
+LOOK_SECONDS = 0.1
 _WORDS = 3  # step, instruction + 1 (0: none), stage
 
 
@@ -74,12 +76,22 @@ class Interruption:
     def __init__(self) -> None:
         self.number = 0  # of the first signal that asked
         self._is_asked = False
-        self._file = ""
+        self._file, self._looks_at = "", 0.0
 
     @property
     def requested(self) -> bool:
         """Whether to stop at the end of a step."""
-        return self._is_asked or (bool(self._file) and os.path.exists(self._file))
+        return self._is_asked or (bool(self._file) and self._is_told())
+
+    def _is_told(self) -> bool:
+        """Look for the file; not in every one of many short steps, of which that takes some 40 us."""
+        now = time.monotonic()
+        if now < self._looks_at:
+            return False
+        is_there = os.path.exists(self._file)
+        if not is_there:
+            self._looks_at = now + LOOK_SECONDS
+        return is_there
 
     def ask(self, number: int = 0) -> None:
         """Stop at the end of a step, for a signal or without one."""
@@ -87,7 +99,7 @@ class Interruption:
 
     def listen(self, *, termination: bool = False, file: Path | None = None) -> None:
         """Take over SIGINT, and SIGTERM where that asks to stop (main thread only), and look for a ``file``."""
-        self._file = str(file or "")
+        self._file, self._looks_at = str(file or ""), 0.0
         signal.signal(signal.SIGINT, self._note)
         if termination:
             signal.signal(signal.SIGTERM, self._note_termination)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import extended_shape
-from shardwright.core.layout import PARTIAL, local_bytes, local_shape
+from shardwright.core.layout import PARTIAL, REPLICATE, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.derivatives import base_kind, is_view
 from shardwright.planner.cost.kept import saved_tensors
@@ -103,6 +103,21 @@ class Additive:
         )
         self.totals[FLIGHT] += across + (0 if again else inner)
 
+    def _cut(self, tensor: int, lies: tuple[int, ...]) -> None:
+        """What is made once lies whole along the samples of whoever reads it microbatch by microbatch."""
+        graph, facts = self.context.graph, self.context.facts
+        spec, whole = graph.tensors[tensor], list(lies)
+        readers = [i for i in graph.consumers[tensor] if not facts.is_once(i)]
+        if not facts.is_once(spec.producer):
+            return
+        for reader in readers:
+            names = facts.iteration(reader).inputs[graph.operators[reader].inputs.index(tensor)]
+            sample = facts.samples.operator_dim[reader]
+            if sample in names:
+                split = names.index(sample)
+                whole = [REPLICATE if p in (split, PARTIAL) else p for p in whole]
+        self.totals[ONCE] += self.wires.reshard(spec.shape, spec.dtype, lies, tuple(whole))
+
     def _runs_again(self, index: int, mode: Mode) -> bool:
         """Whether an operator comes before the last of its block that a backward there needs."""
         graph, block = self.context.graph, self.context.facts.ties.block
@@ -148,6 +163,7 @@ class Additive:
                     gradient = pair.gradient if spec.needs_gradient else None
                     wanted.add((pair.value, gradient, pair.halos))
         self._sums(tensor)
+        self._cut(tensor, out.value)
         wanted.discard((out.value, out.gradient if spec.needs_gradient else None, ()))
         blocks = {context.facts.ties.block[reader] for reader in graph.consumers[tensor]}
         mode = self.modes[min(blocks)] if len(blocks) == 1 else KEEP

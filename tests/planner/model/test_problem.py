@@ -19,7 +19,7 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull
 from tests.planner.model.oracle import Additive
-from tests.planner.search.models import cluster, images, mlp, residual, squares
+from tests.planner.search.models import begun, cluster, images, mlp, residual, squares
 from tests.planner.solve import exhaustive
 
 # Levels and recomputation with transients left out, which the oracle does not know.
@@ -53,7 +53,7 @@ def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2)])
 @pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("build", [mlp, residual, images, squares])
+@pytest.mark.parametrize("build", [mlp, residual, images, squares, begun])
 def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microbatches) -> None:
     graph = build()
     problem = problem_of(graph, sizes, microbatches)

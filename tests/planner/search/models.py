@@ -163,6 +163,19 @@ def squares(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) -
     return sketch.finish("squares", sketch.linear(x, classes, "head"), y)
 
 
+def begun(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) -> OperatorGraph:
+    """A recurrence that begins with a row of zeros per sample, made once for all microbatches."""
+    sketch = Sketch(batch)
+    x = sketch.outside("x", (batch, width), "input")
+    y = sketch.outside("y", (batch,), "input", "int64")
+    state = sketch.apply("aten.zeros.default", {}, (batch, width), size=(batch, width))
+    for layer in range(depth):
+        new = sketch.linear(x, width, f"layer{layer}")
+        state = sketch.apply("aten.add.Tensor", {"self": new, "other": state}, (batch, width))
+        sketch.close_block(f"layer{layer}", "layer")
+    return sketch.finish("begun", sketch.linear(state, classes, "head"), y)
+
+
 def opaque(batch: int = 8) -> OperatorGraph:
     """A model that is one module nobody can see into."""
     sketch = Sketch(batch)

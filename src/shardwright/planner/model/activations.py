@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import Halos, extended_shape
-from shardwright.core.layout import PARTIAL, Layout, local_shape
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape
 from shardwright.planner.cost.compute import has_backward
 from shardwright.planner.model.flows import Flow
 from shardwright.planner.model.modes import KEEP
@@ -92,7 +92,7 @@ class _Copies:
             alone = self._table(wanted, [reader], skip=frozenset(shared))
             if alone.any():
                 terms.append(self._term((maker, self.decisions.config_of[reader]), alone))
-        terms += self._sums()
+        terms += [*self._sums(), *self._cut()]
         for key in shared:
             copy = self.statement.add(2)
             readers = [reader for reader, _ in self.flow.readers]
@@ -129,6 +129,25 @@ class _Copies:
             configs = self.decisions.config_of
             terms.append(term((configs[left], configs[right]), table, self.flow.blocks))
         return terms
+
+    def _cut(self) -> list[Term]:
+        """Charge the maker, which runs once a step, for all samples coming together before microbatches are
+        cut from them: what is split along them is gathered (``lower.stage``)."""
+        facts = self.decisions.context.facts
+        dims = {
+            names.index(sample)
+            for reader, position in self.flow.readers
+            if self.once and not facts.is_once(reader)
+            for names in [facts.iteration(reader).inputs[position]]
+            if (sample := facts.samples.operator_dim[reader]) and sample in names
+        }
+        if not dims:
+            return []
+        way, columns = (self.shape, self.spec.dtype), np.zeros((NUM_COLUMNS, len(self.sources)))
+        for place, (value, _, _) in enumerate(self.sources):
+            whole = tuple(REPLICATE if lies in (*dims, PARTIAL) else lies for lies in value)
+            columns[ONCE, place] = self.decisions.wires.moving(*way, value, whole)
+        return [term((self.decisions.config_of[self.flow.maker],), columns, self.flow.blocks)]
 
     def _reading_blocks(self) -> dict[tuple[int, int], int]:
         """Return the block of every reader, by its root and position."""
