@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -133,14 +134,7 @@ class _Copies:
     def _cut(self) -> list[Term]:
         """Charge the maker, which runs once a step, for all samples coming together before microbatches are
         cut from them: what is split along them is gathered (``lower.stage``)."""
-        facts = self.decisions.context.facts
-        dims = {
-            names.index(sample)
-            for reader, position in self.flow.readers
-            if self.once and not facts.is_once(reader)
-            for names in [facts.iteration(reader).inputs[position]]
-            if (sample := facts.samples.operator_dim[reader]) and sample in names
-        }
+        dims = set(self._cut_along()) if self.once else set[int]()
         if not dims:
             return []
         way, columns = (self.shape, self.spec.dtype), np.zeros((NUM_COLUMNS, len(self.sources)))
@@ -148,6 +142,15 @@ class _Copies:
             whole = tuple(REPLICATE if lies in (*dims, PARTIAL) else lies for lies in value)
             columns[ONCE, place] = self.decisions.wires.moving(*way, value, whole)
         return [term((self.decisions.config_of[self.flow.maker],), columns, self.flow.blocks)]
+
+    def _cut_along(self) -> Iterator[int]:
+        """Yield the dim of samples to every reader that runs for each microbatch."""
+        facts = self.decisions.context.facts
+        for reader, position in self.flow.readers:
+            sample = facts.samples.operator_dim[reader]
+            names = facts.iteration(reader).inputs[position]
+            if sample and sample in names and not facts.is_once(reader):
+                yield names.index(sample)
 
     def _reading_blocks(self) -> dict[tuple[int, int], int]:
         """Return the block of every reader, by its root and position."""
