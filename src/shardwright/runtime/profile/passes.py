@@ -29,8 +29,6 @@ from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.shards import Operand, Shard, apart
 
 Run = Sequence[Shard]
-# What was seen, by key.
-Laps = dict[str, list[float]]
 # What the shards of one pass may occupy; more of them run in passes of their own.
 PASS_BYTES = 512 * 2**20
 FEWEST, ENOUGH, MOST = 3, 15, 100
@@ -59,23 +57,19 @@ def time_in_passes(
     """
     deadline = time.perf_counter() + budget_seconds
     others = torch.zeros(CACHED_BYTES // 4 if from_memory else 0)
-    total, done = sum(map(len, runs)), 0
-    ahead, back, engine = Laps(), Laps(), list[float]()
+    total, done, seen = sum(map(len, runs)), 0, _Seen()
     for group in _groups(runs):
         size, left = sum(map(len, group)), deadline - time.perf_counter()
         if left > 0:
-            found = _time(group, left * size / (total - done), others)
-            for laps, seen in zip((ahead, back), found.by_phase, strict=True):
-                for key, times in seen.items():
-                    laps.setdefault(key, []).extend(times)
-            engine += found.engine
+            _time(group, left * size / (total - done), others, seen)
         done += size
         report(done, total)
-    start = summarise(engine).seconds if engine else 0.0
-    timings = {key: summarise(times) for key, times in ahead.items()}
-    for key, times in back.items():
-        timing = summarise(times)
-        timings[key] = replace(timing, seconds=max(timing.seconds - start, 0.0))
+    start = summarise(seen.engine).seconds if seen.engine else 0.0
+    backward = {shard.keys[1] for run in runs for shard in run}
+    timings = {key: summarise(laps) for key, laps in seen.laps.items()}
+    for key in timings.keys() & backward:
+        seconds = max(timings[key].seconds - start, 0.0)
+        timings[key] = replace(timings[key], seconds=seconds)
     return timings
 
 
@@ -116,7 +110,7 @@ class _Turn:
             apart(tensor).mul_(1)
         begin = time.thread_time()
         self.made = self.target(*self.args, **self.kwargs)
-        seen.add(self.shard, 0, time.thread_time() - begin)
+        seen.add(self.shard.keys[0], time.thread_time() - begin)
 
     def backward(self, seen: _Seen) -> Any:
         outs = gradient_outputs(self.made)
@@ -129,7 +123,7 @@ class _Turn:
             apart(seed).mul_(1)
         begin = time.thread_time()
         found = torch.autograd.grad(outs, self.wanted, self.seeds, allow_unused=True)
-        seen.add(self.shard, 1, time.thread_time() - begin)
+        seen.add(self.shard.keys[1], time.thread_time() - begin)
         return found
 
 
@@ -144,18 +138,18 @@ def _own_or_shared(operand: Operand, shared: dict[object, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What calls took, forward and backward, and what the autograd engine takes by itself."""
+    """What calls took, by key, and what the autograd engine takes by itself."""
 
-    by_phase: tuple[Laps, Laps] = field(default_factory=lambda: (Laps(), Laps()))
+    laps: dict[str, list[float]] = field(default_factory=dict)
     engine: list[float] = field(default_factory=list)
 
-    def add(self, shard: Shard, phase: int, seconds: float) -> None:
-        self.by_phase[phase].setdefault(shard.keys[phase], []).append(seconds)
+    def add(self, key: str, seconds: float) -> None:
+        self.laps.setdefault(key, []).append(seconds)
 
     @property
     def is_settled(self) -> bool:
         seconds = spread = 0.0
-        for laps in (times for each in self.by_phase for times in each.values()):
+        for laps in self.laps.values():
             timing = summarise(laps)
             # The spread of the median of so many.
             spread += timing.spread / len(laps) ** 0.5
@@ -169,20 +163,19 @@ def gradient_outputs(result: Any) -> list[Tensor]:
     return [out for out in results if isinstance(out, Tensor) and out.requires_grad]
 
 
-def _time(runs: Sequence[Run], budget_seconds: float, others: Tensor) -> _Seen:
+def _time(runs: Sequence[Run], budget_seconds: float, others: Tensor, seen: _Seen) -> None:
     """Time shards that are in memory together; the first pass warms up and is not counted."""
     deadline = time.perf_counter() + budget_seconds
     shared: dict[object, Tensor] = {}
     ready = [[turn for shard in run if (turn := _ready(shard, shared))] for run in runs]
     _run_pass(ready, others, _Seen())
-    seen, begin = _Seen(), time.perf_counter()
+    begin = time.perf_counter()
     for number in range(1, MOST + 1):
         _run_pass(ready, others, seen)
         now = time.perf_counter()
         is_enough = number >= ENOUGH and now - begin > LEAST_SECONDS
         if (now > deadline and number >= FEWEST) or (is_enough and seen.is_settled):
             break
-    return seen
 
 
 def _ready(shard: Shard, shared: dict[object, Tensor]) -> _Turn | None:
