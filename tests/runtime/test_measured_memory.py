@@ -216,11 +216,12 @@ def encoder(width: int, drops: float) -> nn.Module:
         (Layers(nn.Linear(64, 64), encoder(64, 0.0), encoder(64, 0.0)), (16, 32, 64), 0.01),
         (Layers(nn.Linear(64, 64), encoder(64, 0.1), encoder(64, 0.1)), (16, 32, 64), 0.01),
         (Layers(nn.Conv2d(3, 16, 3, 1, 1), Residual(16, 32), Residual(32, 64)), (16, 3, 32, 32), 0.01),
-        (Layers(nn.Linear(96, 96), Steps(96)), (32, 16, 96), 0.05),
+        (Layers(nn.Linear(96, 96), Steps(96)), (32, 16, 96), 0.01),
+        (Layers(nn.Linear(96, 96), Steps(96)), (8, 6, 96), 0.02),
         (Layers(nn.Linear(32, 32), Outer(32), nn.Linear(32, 32), Outer(32)), (8, 64, 32), 0.02),
         (Layers(nn.Conv2d(3, 24, 1), nn.ReLU6(), nn.ConvTranspose2d(24, 1, 4, 2, 1)), (32, 3, 16, 16), 0.01),
     ],
-    ids=["encoder", "dropout", "residual", "recurrence", "outer products", "transposed convolution"],
+    ids=["encoder", "dropout", "residual", "recurrence", "weights of a recurrence", "outer products", "transposed convolution"],
 )  # fmt: skip
 def test_peaks_of_other_models_are_foreseen(
     model: nn.Module, shape: tuple[int, ...], within: float

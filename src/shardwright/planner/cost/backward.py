@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.core.program import Call, Value
-from shardwright.planner.cost.derivatives import is_identity, passes_gradient
+from shardwright.planner.cost.derivatives import base_kind, is_identity, passes_gradient
+from shardwright.planner.cost.temporaries import CELLS, OF_STATE
 from shardwright.planner.cost.workspaces import backward_workspace
 
 
@@ -23,22 +24,32 @@ def backward_peak(
     ends: tuple[tuple[int, ...], tuple[int, ...]],
     released: Sequence[int],
     *,
-    is_joined: bool = False,
+    sums: Mapping[int, bool] | None = None,
 ) -> int:
     """Return the most bytes of gradients, less what has been released, at any moment.
 
     ``ends`` are the segment's (inputs, outputs); ``released`` the saved bytes that go once each call
     has run backward. The gradients of the inputs are counted elsewhere, as if they were there from
-    the beginning, and stay. Those of the outputs are counted elsewhere, and outlive this unless it ``is_joined`` to
-    the backward that makes them.
+    the beginning, and stay. Those of the outputs are counted elsewhere, and outlive this unless it is joined to the
+    backward that makes them; then ``sums`` names the inputs whose gradients backwards joined before have begun, and
+    whether the sum of two is a new tensor.
     """
     made = {value for call in calls for value in call.results}
     state = _Gradients(graph, values, ends, made.union(ends[0]))
-    if is_joined:
+    if sums is not None:
         state.alive = {v: _Gradient(values[v].bytes, 1) for v in state.alive}
+        begun = {v: _Gradient(values[v].bytes, 1, is_new) for v, is_new in sums.items()}
+        state.alive |= begun
+        state.level += sum(gradient.size for gradient in begun.values())
+        state.peak = state.level
     for call, size in zip(reversed(calls), reversed(released), strict=True):
         state.run(call, size)
     return state.peak
+
+
+def is_weight(value: Value) -> bool:
+    """Whether gradients come as views of what a product made, transposed, so that the sum of two is a new tensor."""
+    return value.role == "parameter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +135,33 @@ def gradient_steps(
 
 @dataclass(slots=True)
 class _Gradient:
-    """One storage: its bytes here, and how many hold it."""
+    """One storage: its bytes here, how many hold it, and whether nothing can be added to it in place."""
 
     size: int
     holders: int = 0
+    is_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A gradient of the value at a call's position, of which so many bytes are ``made`` for it."""
+
+    position: int
+    value: int
+    gradient: _Gradient
+    made: int
+
+
+def _parts(operator: Operator, arriving: list[_Arrival]) -> list[list[_Arrival]]:
+    """Return gradients by when they come: at once, but a cell is two products, of which one's are added up
+    before the other's are made."""
+    if base_kind(operator.kind) not in CELLS:
+        return [arriving]
+    names = operator.input_names
+    return [
+        [one for one in arriving if (names[one.position] in OF_STATE) == is_first]
+        for is_first in (True, False)
+    ]
 
 
 @dataclass(slots=True)
@@ -155,12 +189,15 @@ class _Gradients:
         workspace = self.workspace(call)
         coming = [self.alive.pop(value) for value in call.results if value in self.alive]
         arriving = self._arriving(call, coming[0], later) if coming else []
-        self.peak = max(self.peak, self.level + workspace)
-        self.level -= released
-        for gradient in coming:
-            self._let_go(gradient)
-        for value, gradient in arriving:
-            self._add(value, gradient)
+        for part in _parts(self.graph.operators[call.operator], arriving):
+            self.level += sum(one.made for one in part)
+            self.peak = max(self.peak, self.level + workspace)
+            self.level -= released
+            for gradient in coming:
+                self._let_go(gradient)
+            for one in part:
+                self._add(one.value, one.gradient)
+            released, coming = 0, []
 
     def hold(self, values: Iterable[int]) -> dict[int, _Gradient]:
         """Keep the gradients of values from being let go of; return them by the ids of their storages."""
@@ -183,13 +220,11 @@ class _Gradients:
             value = self.values[value].alias
         return value
 
-    def _arriving(
-        self, call: Call, coming: _Gradient, later: Sequence[int]
-    ) -> list[tuple[int, _Gradient]]:
+    def _arriving(self, call: Call, coming: _Gradient, later: Sequence[int]) -> list[_Arrival]:
         """Return the gradients that a call makes or passes on, and whose they are."""
         operator = self.graph.operators[call.operator]
         result = self.values[next(value for value in call.results if value >= 0)]
-        found: list[tuple[int, _Gradient]] = []
+        found: list[_Arrival] = []
         for position, operand in enumerate(call.operands):
             value = self._known(operand)
             if position in later or not self._is_trained(value):
@@ -199,17 +234,16 @@ class _Gradients:
                 one.dtype == result.dtype
                 and passes_gradient(operator, position, one.shape, result.shape)
             )
-            gradient = coming if passes else _Gradient(one.bytes)
-            self.level += 0 if passes else gradient.size
+            gradient = coming if passes else _Gradient(one.bytes, is_fixed=is_weight(one))
             gradient.holders += 1
-            found.append((value, gradient))
+            found.append(_Arrival(position, value, gradient, 0 if passes else gradient.size))
         return found
 
     def _add(self, value: int, more: _Gradient) -> None:
         first = self.alive.setdefault(value, more)
         if first is more:
             return
-        if first.holders > 1:
+        if first.holders > 1 or first.is_fixed:
             total = _Gradient(self.values[value].bytes, 1)
             self.level += total.size
             self.peak = max(self.peak, self.level)

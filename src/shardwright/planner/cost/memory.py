@@ -86,22 +86,21 @@ class SegmentMemory:
             return 0, (_forward_peak(storages, set(), kept_out, keeps_extra=False), 0)
         saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
         forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
-        return saved, (forward, self._backward(outputs, is_joined=False))
+        return saved, (forward, self._backward(outputs))
 
-    def joined(self, outputs: tuple[int, ...]) -> int:
-        """Return the temporary bytes of a backward that is joined to the one before (``core.joining``)."""
-        return self._backward(outputs, is_joined=True)
+    def joined(self, outputs: tuple[int, ...], sums: Mapping[int, bool]) -> int:
+        """Return the temporary bytes of a backward that is joined to the one before (``core.joining``); see
+        ``backward_peak``."""
+        return self._backward(outputs, sums)
 
-    def _backward(self, outputs: tuple[int, ...], *, is_joined: bool) -> int:
+    def _backward(self, outputs: tuple[int, ...], sums: Mapping[int, bool] | None = None) -> int:
         storages = self.storages
         released = list(storages.extra)
         for root, step in storages.released.items():
             # Outputs too: by then only autograd holds them.
             released[step] += storages.size[root] if root in storages.made else 0
         ends = (self.inputs, outputs)
-        return backward_peak(
-            self.graph, self.calls, self.values, ends, released, is_joined=is_joined
-        )
+        return backward_peak(self.graph, self.calls, self.values, ends, released, sums=sums)
 
     def split(self, outputs: tuple[int, ...], precision: str) -> Deferred:
         """Return what the two halves of a split backward leave and need."""

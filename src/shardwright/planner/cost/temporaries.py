@@ -41,6 +41,9 @@ ON_CPUS = {"batch_norm": 1.0, "group_norm": 1.0, "instance_norm": 1.0, "rms_norm
 # What a step of a recurrence makes, in results: forward, backward.
 CELLS = {"gru_cell": (3, 3), "lstm_cell": (1, 4), "rnn_tanh_cell": (2, 1), "rnn_relu_cell": (2, 1)}
 
+# What its first product backward reads, of the state; the other is of the input.
+OF_STATE = frozenset({"hx", "hx.0", "hx.1", "w_hh", "b_hh"})
+
 # Whose operands' gradients are as large as the result at first.
 SPREADS = frozenset({
     "mul", "div", "sub", "maximum", "minimum", "fmax", "fmin", "atan2", "fmod", "remainder", "hypot",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from shardwright.core.joining import joined
 from shardwright.core.program import STATES, Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy, crews_of, sorts_of_devices
-from shardwright.planner.lower.builder import ProgramBuilder
+from shardwright.planner.cost.backward import is_weight
+from shardwright.planner.lower.builder import WIDE, ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
 from shardwright.planner.lower.finish import joined_bytes
 from shardwright.planner.lower.instances import Instances, Part, parted, whole
@@ -211,10 +212,38 @@ def _program(
         temporary=temporary,
         base_bytes=tuple([builder.base_bytes(mesh) + own for mesh, own in enumerate(states)]),
     )
-    for index in np.flatnonzero(joined(program)).tolist():
-        segment = program.segments[int(item[index])]
-        temporary[index] += joined_bytes(builder, segment) - segment.temporary_bytes[1]
+    _join(builder, program)
     return program
+
+
+def _join(builder: ProgramBuilder, program: Program) -> None:
+    """Count what backwards need for a while that run as one: autograd adds gradients as they come, where others add all
+    that a segment makes."""
+    times = Counter[int]()  # by gradient: how often this run has made it
+    is_joined = joined(program)
+    for index in np.flatnonzero(program.kind == Kind.BACKWARD).tolist():
+        segment = program.segments[int(program.item[index])]
+        trained = {v: program.values[v].gradient for v in segment.inputs}
+        if is_joined[index]:
+            sums = _sums(builder, trained, times)
+            alone = program.temporary[index] if sums else segment.temporary_bytes[1]
+            program.temporary[index] += joined_bytes(builder, segment, sums) - alone
+        else:
+            times.clear()
+        times.update(trained.values())
+
+
+def _sums(
+    builder: ProgramBuilder, gradients: Mapping[int, int], times: Mapping[int, int]
+) -> dict[int, bool]:
+    """Return the values that have gradients, and whether the next sum is a new tensor; what is added to wider sums stays
+    apart until the end."""
+    begun = {v: g for v, g in gradients.items() if g >= 0 and times.get(g)}
+    return {
+        v: is_weight(builder.values[v]) and times[g] == 1
+        for v, g in begun.items()
+        if not builder.marks[g] & WIDE
+    }
 
 
 def _state_bytes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -48,11 +49,12 @@ def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...])
     return Finished(finished, memory.kept(outputs), views)
 
 
-def joined_bytes(builder: ProgramBuilder, segment: Segment) -> int:
-    """Return the temporary bytes of a finished segment's backward that is joined to the one before (``core.joining``)."""
+def joined_bytes(builder: ProgramBuilder, segment: Segment, sums: Mapping[int, bool]) -> int:
+    """Return the temporary bytes of a finished segment's backward that is joined to the one before (``core.joining``);
+    ``sums`` are the inputs to whose gradients it adds (``backward_peak``)."""
 
     def found() -> int:
         memory = SegmentMemory(builder.graph, segment.calls, builder.values, segment.inputs)
-        return memory.joined(segment.outputs)
+        return memory.joined(segment.outputs, sums)
 
-    return builder.once(("joined", segment), found)
+    return builder.once(("joined", segment, tuple(sums.items())), found)
