@@ -32,6 +32,32 @@ class Clamp(torch.autograd.Function):
         return gradient.clamp(-MOST, MOST)
 
 
+class Swish(torch.autograd.Function):
+    """Keeps what it is given only; its gradient is linear in the one that comes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate = torch.sigmoid(x)
+        return gradient * gate * (1 + x * (1 - gate))
+
+
+class Images(nn.Module):
+    """Maps of features through a function with a gradient of its own."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.layer = function, nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function.apply(self.layer(x)).square().mean()
+
+
 class Hooked(nn.Module):
     """A layer whose hook holds the gradient of what it is given within bounds."""
 
@@ -74,6 +100,17 @@ def test_gradients_of_microbatches_that_are_bent_one_by_one_are_refused(kind: st
     strategy = seed_strategy(graph, Seed(num_microbatches=2))
     with pytest.raises(InputError, match=r"more than one microbatch.*bend.* the gradient"):
         lower(graph, strategy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_whether_a_backward_is_linear_is_seen_in_every_dtype(dtype: torch.dtype) -> None:
+    batch = {"x": torch.zeros(4, 2, 5, 5, dtype=dtype)}
+    kinds = {
+        operator.kind
+        for function in (Clamp, Swish)
+        for operator in capture(Images(function).to(dtype), batch).graph.operators
+    }
+    assert {"bent.Clamp", "pointwise.Swish"} <= kinds
 
 
 def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -253,20 +253,34 @@ def _is_pointwise(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
 
 
 def _is_linear(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
-    """Whether the gradients that backward makes of a sum are the sums of those it makes of its terms."""
+    """Whether the gradients that backward makes of a sum are the sums of those it makes of its terms: in float64
+    where it runs in that, since in what rounds to fewer digits a clamp may look like rounding."""
+    with contextlib.suppress(Exception):  # whatever it wants of its arguments
+        return _adds_up(cls, leaves, given, torch.float64)
+    return _adds_up(cls, leaves, given, None)
+
+
+def _adds_up(cls: Any, leaves: Sequence[Any], given: Any, dtype: torch.dtype | None) -> bool:
+    """Whether a sum's gradients are sums, of floating tensors in a dtype, None for their own."""
 
     def back(*powers: int) -> Sequence[Tensor | None]:
         def gradient(result: Tensor) -> Tensor:
-            steps = torch.linspace(-10, 20, result.numel()).reshape(result.shape)
-            return torch.stack([steps**power for power in powers]).sum(0).to(result)
+            steps = torch.linspace(-10, 20, result.numel(), dtype=torch.float64)
+            terms = torch.stack([steps.reshape(result.shape) ** power for power in powers])
+            return terms.sum(0).to(result)
 
-        return _differentiated(cls, _small(leaves, (2, 3)), given, gradient)[1]
+        return _differentiated(cls, _small(leaves, (2, 3), dtype), given, gradient)[1]
 
     return all(
-        (one + other - both).abs().max() <= 1000 * torch.finfo(both.dtype).eps * both.abs().max()
+        (one + other - both).abs().max() <= _rounding(both) * both.abs().max()
         for one, other, both in zip(back(1), back(3), back(1, 3), strict=True)
         if one is not None and other is not None and both is not None
     )
+
+
+def _rounding(gradient: Tensor) -> float:
+    """Return how far apart rounding may take what is equal: never as far as a clamp does."""
+    return min(1000 * torch.finfo(gradient.dtype).eps, 0.1)
 
 
 def _operators_of(cls: Any, leaves: Sequence[Any], given: Any, sizes: tuple[int, int]) -> list[Any]:
@@ -295,7 +309,10 @@ def _differentiated(
         return results, run_backward(edges, [gradient(one) for one in asked], wanted)
 
 
-def _small(leaves: Sequence[Any], sizes: tuple[int, int]) -> list[Any]:
+def _small(
+    leaves: Sequence[Any], sizes: tuple[int, int], dtype: torch.dtype | None = None
+) -> list[Any]:
+    """Return small tensors for the places of tensors, floating ones in a dtype where one is given."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     full = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     made: list[Any] = []
@@ -306,5 +323,7 @@ def _small(leaves: Sequence[Any], sizes: tuple[int, int]) -> list[Any]:
         skipped = len(full) - leaf.dim()
         shape = [1 if n == 1 else sizes[(at + skipped) % 2] for at, n in enumerate(leaf.shape)]
         tensor = torch.linspace(-1.5, 1.5, max(1, torch.Size(shape).numel())).reshape(shape)
-        made.append(tensor.to(leaf.dtype).requires_grad_(leaf.is_floating_point()))
+        is_floating = leaf.is_floating_point()
+        own = (dtype or leaf.dtype) if is_floating else leaf.dtype
+        made.append(tensor.to(own).requires_grad_(is_floating))
     return made
