@@ -397,7 +397,7 @@ def _context_parallel(
     """Follow the sequence dim from the batch's tokens, or vectors of tokens, as far as it splits.
 
     Attention splits queries; its keys and values lack that dim and are gathered. The loss over
-    tokens leaves partial sums, which pass on as those over samples do.
+    tokens leaves partial sums, which pass on as those over samples do, where nothing else is added to them.
     """
     lying = {
         tensor: 1
@@ -406,14 +406,21 @@ def _context_parallel(
         if len(spec.shape) == (3 if "float" in spec.dtype else 2)
     }
     dims: dict[int, str] = {}
+    partial: set[int] = set()
     for index, operator in enumerate(graph.operators):
         iteration = iterations[index]
         found = iteration.met(operator.inputs, lying)
         name = next(filter(None, found), "")
+        arrives = [operator.inputs[at] in partial for at in iteration.linear]
+        is_loss = not found and samples.operator_dim[index] == ""
         if name and iteration.dim(name).splits(pieces):
             dims[index] = name
-            lying |= iteration.handed_on(operator.outputs, name)
+            made = iteration.handed_on(operator.outputs, name)
+            lying |= made
+            partial.update(set(operator.outputs) - made.keys())
+        elif is_loss and arrives and all(arrives):
+            dims[index] = PLUS
+            partial.update(operator.outputs)
         else:
-            is_loss = not found and samples.operator_dim[index] == ""
-            dims[index] = data_dim(graph, samples, iteration, index) if is_loss else ""
+            dims[index] = ""
     return dims
