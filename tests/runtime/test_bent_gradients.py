@@ -47,6 +47,35 @@ class Swish(torch.autograd.Function):
         return gradient * gate * (1 + x * (1 - gate))
 
 
+class Turned(torch.autograd.Function):
+    """Turns gradients round, as domain adaptation does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+turned = Turned.apply
+
+
+class Adversary(nn.Module):
+    """Two layers, the first of which gets a gradient turned round, by a function held in one of two places."""
+
+    def __init__(self, *, is_global: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.turned, self.is_global = Turned.apply, is_global
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.first(x)
+        x = turned(x) if self.is_global else self.turned(x)
+        return nn.functional.mse_loss(self.last(x), y)
+
+
 class Images(nn.Module):
     """Maps of features through a function with a gradient of its own."""
 
@@ -139,3 +168,21 @@ def test_a_gradient_that_is_bent_is_summed_before(kind: str, splits: str) -> Non
         strategy = replace(strategy, configs=tuple(configs))
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
     assert_close(runs[0], train_plain(build, sgd), kind)
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_function_held_by_another_name_keeps_its_gradient(is_global: bool) -> None:
+    """``turned = Turned.apply``, as PyTorch's own pages write it."""
+
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        batch = {"x": torch.randn(8, 8).double(), "y": torch.randn(8, 4).double()}
+        return Adversary(is_global=is_global).double(), batch
+
+    module, batch = build()
+    captured = capture(module, batch)
+    assert "pointwise.Turned" in [one.kind for one in captured.graph.operators]
+    runs, _ = train_rehearsed(
+        captured, seed_strategy(captured.graph, Seed(data=2)), module, batch, sgd
+    )
+    assert_close(runs[0], train_plain(build, sgd), "turned")

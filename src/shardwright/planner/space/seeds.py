@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -411,16 +411,20 @@ def _context_parallel(
         iteration = iterations[index]
         found = iteration.met(operator.inputs, lying)
         name = next(filter(None, found), "")
-        arrives = [operator.inputs[at] in partial for at in iteration.linear]
-        is_loss = not found and samples.operator_dim[index] == ""
         if name and iteration.dim(name).splits(pieces):
             dims[index] = name
             made = iteration.handed_on(operator.outputs, name)
             lying |= made
             partial.update(set(operator.outputs) - made.keys())
-        elif is_loss and arrives and all(arrives):
-            dims[index] = PLUS
-            partial.update(operator.outputs)
-        else:
-            dims[index] = ""
+            continue
+        is_loss = not found and samples.operator_dim[index] == ""
+        passing = is_loss and _passes(iteration, operator.inputs, partial)
+        dims[index] = ("", PLUS)[passing]
+        partial.update(operator.outputs * passing)
     return dims
+
+
+def _passes(iteration: Iteration, inputs: Sequence[int], partial: Collection[int]) -> bool:
+    """Whether partial sums pass an operator: all that it is linear in are such."""
+    arrives = [inputs[at] in partial for at in iteration.linear]
+    return bool(arrives) and all(arrives)

@@ -21,7 +21,9 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from shardwright.runtime.capture.applied import applied, run_function
 from shardwright.runtime.capture.autocast import flat_regions
+from shardwright.runtime.capture.counting import Work
 from shardwright.runtime.capture.gradients import (
     check_engine_call,
     check_function,
@@ -58,11 +60,18 @@ class _Context:
     def __init__(self, args: Sequence[Any]) -> None:
         self.needs_input_grad = tuple(isinstance(one, Tensor) for one in args)
         self.undifferentiable: tuple[Any, ...] = ()
+        self.saved: tuple[Any, ...] = ()
 
-    def save_for_backward(self, *_: Any) -> None:
-        """Keep nothing."""
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved = tensors
 
-    save_for_forward = save_for_backward
+    def save_for_forward(self, *_: Any) -> None:
+        """Keep nothing: there is no forward mode."""
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """What backward is to find, in whichever way it was left."""
+        return [one for one in (*self.saved, *vars(self).values()) if isinstance(one, Tensor)]
 
     def set_materialize_grads(self, _: bool) -> None:
         """Change nothing: there is no backward."""
@@ -103,13 +112,18 @@ def custom_gradients() -> Iterator[None]:
     def refuse_hook(*_: Any, **__: Any) -> Any:
         raise Unsupported("a hook on a gradient (Tensor.register_hook in forward)")
 
+    def beneath(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__name__.startswith("GeneratedBackwardFor_"):
+            return run_function(cls, *args, **kwargs)
+        return apply(cls, *args, **kwargs)
+
     hook = torch.Tensor.register_hook
     Function.apply = classmethod(apply)
     torch.Tensor.register_hook = refuse_hook  # type: ignore[method-assign]
     try:
         with (
             stub_keys() as keys, engine_calls(refuse_engine), traced_data(), flat_regions(),
-            inference_without_gradients(), no_checkpoints(),
+            inference_without_gradients(), no_checkpoints(), applied(beneath),
         ):  # fmt: skip
             yield
     finally:
@@ -166,6 +180,7 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         if not results or not all(isinstance(one, Tensor) for one in results):
             raise Unsupported(f"the custom gradient of {cls.__name__}")
         sort = _sort_of(cls, leaves, given)
+        saves, made_inside = _saved(context.kept, [*metas, *results])
     numbers = itertools.count()
     slots = [Slot(next(numbers)) if isinstance(one, Tensor) else one for one in leaves]
     note = f"the custom gradient of {cls.__name__} is one opaque operator and runs replicated"
@@ -176,6 +191,8 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         state=(),
         arguments=(pytree.tree_unflatten(slots, given), {}),
         note=note if sort == "opaque" else "",
+        saves=saves,
+        work=Work(kept=made_inside),
     )
     ids = {id(one) for one in context.undifferentiable}
     fixed = frozenset(place for place, one in enumerate(results) if id(one) in ids)
@@ -184,6 +201,16 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         return [torch.empty(one.shape, dtype=one.dtype, device=given[0].device) for one in results]
 
     return keep_stub(Stub(call, like, fixed)), tensors, spec
+
+
+def _saved(kept: Sequence[Tensor], known: Sequence[Tensor]) -> tuple[tuple[int, ...], int]:
+    """Return which known tensors are kept, views of them among them, and the bytes of what else is."""
+    places: dict[Any, int] = {}
+    for place, one in enumerate(known):
+        places.setdefault(one.untyped_storage()._cdata, place)
+    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
+    others = sum(count for storage, count in storages.items() if storage not in places)
+    return tuple(sorted(places[one] for one in storages if one in places)), others
 
 
 # -- which functions are pointwise, and which of these bend gradients -----------------------------------
@@ -301,7 +328,7 @@ def _differentiated(
     with torch.enable_grad():
         # Both by what this module has not put something else in the place of.
         results: list[Tensor] = pytree.tree_leaves(
-            super(Function, cls).apply(*pytree.tree_unflatten(list(made), given))
+            run_function(cls, *pytree.tree_unflatten(list(made), given))
         )
         asked = [one for one in results if one.requires_grad]
         wanted = [one for one in made if isinstance(one, Tensor) and one.requires_grad]
