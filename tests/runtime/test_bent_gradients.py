@@ -32,6 +32,61 @@ class Clamp(torch.autograd.Function):
         return gradient.clamp(-MOST, MOST)
 
 
+class Swish(torch.autograd.Function):
+    """Keeps what it is given only; its gradient is linear in the one that comes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate = torch.sigmoid(x)
+        return gradient * gate * (1 + x * (1 - gate))
+
+
+class Turned(torch.autograd.Function):
+    """Turns gradients round, as domain adaptation does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+turned = Turned.apply
+
+
+class Adversary(nn.Module):
+    """Two layers, the first of which gets a gradient turned round, by a function held in one of two places."""
+
+    def __init__(self, *, is_global: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.turned, self.is_global = Turned.apply, is_global
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.first(x)
+        x = turned(x) if self.is_global else self.turned(x)
+        return nn.functional.mse_loss(self.last(x), y)
+
+
+class Images(nn.Module):
+    """Maps of features through a function with a gradient of its own."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.layer = function, nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function.apply(self.layer(x)).square().mean()
+
+
 class Hooked(nn.Module):
     """A layer whose hook holds the gradient of what it is given within bounds."""
 
@@ -76,6 +131,17 @@ def test_gradients_of_microbatches_that_are_bent_one_by_one_are_refused(kind: st
         lower(graph, strategy)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_whether_a_backward_is_linear_is_seen_in_every_dtype(dtype: torch.dtype) -> None:
+    batch = {"x": torch.zeros(4, 2, 5, 5, dtype=dtype)}
+    kinds = {
+        operator.kind
+        for function in (Clamp, Swish)
+        for operator in capture(Images(function).to(dtype), batch).graph.operators
+    }
+    assert {"bent.Clamp", "pointwise.Swish"} <= kinds
+
+
 def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD([parameter for _, parameter in named], lr=1.0)
 
@@ -102,3 +168,21 @@ def test_a_gradient_that_is_bent_is_summed_before(kind: str, splits: str) -> Non
         strategy = replace(strategy, configs=tuple(configs))
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
     assert_close(runs[0], train_plain(build, sgd), kind)
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_function_held_by_another_name_keeps_its_gradient(is_global: bool) -> None:
+    """``turned = Turned.apply``, as PyTorch's own pages write it."""
+
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        batch = {"x": torch.randn(8, 8).double(), "y": torch.randn(8, 4).double()}
+        return Adversary(is_global=is_global).double(), batch
+
+    module, batch = build()
+    captured = capture(module, batch)
+    assert "pointwise.Turned" in [one.kind for one in captured.graph.operators]
+    runs, _ = train_rehearsed(
+        captured, seed_strategy(captured.graph, Seed(data=2)), module, batch, sgd
+    )
+    assert_close(runs[0], train_plain(build, sgd), "turned")

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
@@ -66,6 +67,29 @@ def test_a_split_sequence_combines_with_other_splits() -> None:
         Seed(context=4, zero=1),
     )
     assert_equivalent(4, zoo.gpt, named(*seeds))
+
+
+class TwoLosses(nn.Module):
+    """Guesses tokens, which a sequence's pieces add up, and keeps the last state small, which one has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer, self.head = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 12)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        states = torch.tanh(self.layer(self.words(ids)))
+        guessed = nn.functional.cross_entropy(self.head(states).transpose(1, 2), labels)
+        return guessed + 0.1 * states[:, -1].square().mean()
+
+
+def two_losses() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    ids = torch.randint(12, (4, 8))
+    return TwoLosses().double(), {"ids": ids, "labels": ids.flip(1)}
+
+
+def test_a_split_sequence_adds_up_only_the_losses_that_it_splits() -> None:
+    assert_equivalent(2, two_losses, named(Seed(context=2), Seed(context=2, zero=3)))
 
 
 def test_tied_embeddings_train_as_one_process() -> None:

@@ -224,6 +224,13 @@ class OperatorGraph:
         """Tensor indices of the batch."""
         return tuple(i for i, tensor in enumerate(self.tensors) if tensor.role == "input")
 
+    @property
+    def batch_rows(self) -> int:
+        """How large a batch is said to be: dim 0 of its first tensor that has one, whether or not that counts samples
+        which can be parted. The edges of a graph are more rows than its nodes."""
+        shapes = (self.tensors[index].shape for index in self.inputs)
+        return next((shape[0] for shape in shapes if shape), 1)
+
     @cached_property
     def fingerprint(self) -> str:
         """A digest of everything that a plan depends on (names, shapes, dtypes, wiring)."""

@@ -228,7 +228,8 @@ def _trained_plainly(
         _check_random(ready)
         try:
             plain = train_plainly(ready.module, ready.batches, clips=task.strategy.clips, tell=tell)
-        except RuntimeError as error:  # a kernel that lacks the precision
+        # A kernel that lacks the precision, or rows that refer to others which a small batch lacks.
+        except (RuntimeError, IndexError) as error:
             refusals.setdefault(task.precision, str(error))
             continue
         return task, ready, plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,34 @@ def test_layers_numbered_by_name_are_blocks_not_the_lists_inside_them() -> None:
     blocks = capture(tower, {"x": torch.randn(8, 4)}).graph.blocks
     assert [block.name for block in blocks[:3]] == [f"layers.layer_{n}" for n in range(3)]
     assert blocks[1].signature == blocks[2].signature
+
+
+@pytest.mark.parametrize("holder", [nn.ModuleList, lambda parts: nn.ModuleDict(zip("ab", parts))])
+def test_layers_that_are_lists_of_parts_are_blocks_with_the_sums_between_them(holder: Any) -> None:
+    """``for attend, feed in self.layers: x = attend(x) + x; x = feed(x) + x``: the list is never called itself."""
+    module = Parted(holder)
+    blocks = capture(module, {"x": torch.randn(8, 4)}).graph.blocks
+    names = [block.name for block in blocks]
+    assert names == ["prelude", "layers.0", "layers.1", "layers.2", "loss"]
+    assert blocks[1].signature == blocks[2].signature
+    assert blocks[1].stop - blocks[1].start == 5  # two maps, an activation, two sums
+
+
+class Parted(nn.Module):
+    """Layers of two parts each, and the mean of their squares."""
+
+    def __init__(self, holder: Any) -> None:
+        super().__init__()
+        layers = ([nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU())] for _ in range(3))
+        self.first, self.layers = nn.Linear(4, 4), nn.ModuleList(map(holder, layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            attend, feed = layer.values() if isinstance(layer, nn.ModuleDict) else layer
+            x = attend(x) + x
+            x = feed(x) + x
+        return x.square().mean()
 
 
 class Tower(nn.Module):

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
-from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
+from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.planner.cost.derivatives import (
     OPAQUE,
     RECURRENCES,
@@ -27,8 +28,8 @@ from shardwright.planner.cost.derivatives import (
     VIEWS,
     base_kind,
     is_identity,
-    recurrence,
 )
+from shardwright.planner.cost.recurrent import kept_of_cell, kept_of_layers, number_bytes
 
 Shapes = tuple[tuple[int, ...], ...]
 ExtraBytes = Callable[[Shapes, Shapes], int]
@@ -46,7 +47,7 @@ KEEPS_NOTHING = frozenset({
     "deg2rad", "rad2deg", "frac", "trunc", "bernoulli", "lift_fresh_copy", "unsafe_chunk", "unsafe_split",
     "unsafe_split_with_sizes", "diag_embed", "diagonal_scatter", "select_scatter", "slice_scatter",
     "place_slice", "meshgrid", "straight", "affine_grid_generator", "positive", "trace", "cartesian_prod",
-    "as_complex", "view_as_complex",
+    "as_complex", "view_as_complex", "real", "imag",
     "fft_fftshift", "fft_ifftshift", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft",
     "fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
@@ -100,12 +101,8 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "linalg_solve_triangular": ((0,), (0,)), "scatter_reduce": ((0, 1, 2), (0,)), "native_dropout": ((), (1,)),
 }  # fmt: skip
 
-# Of every layer what runs a recurrence keeps so many times its outputs, and so much before the first step.
-KEPT_OF_LAYERS = {"fused": (16.5, 14.4), "LSTM": (8.0, 0.0), "GRU": (8.0, 0.0), "RNN": (2.0, 0.0)}
-
 PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "einsum", "inner", "tensordot",
-                      "kron", "mv", "dot", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
-                      "conv_transpose2d", "conv_transpose3d"})  # fmt: skip
+                      "kron", "mv", "dot"})  # fmt: skip
 
 
 def _floating(graph: OperatorGraph, tensors: tuple[int, ...]) -> tuple[int, ...]:
@@ -126,15 +123,12 @@ def saved_tensors(
         return (), (), _nothing
     bare = base_kind(operator.kind)
     bare = SAME.get(bare, bare)
-    if bare in SPECIAL:
-        return SPECIAL[bare](graph, operator, needs)
+    rule = _told if operator.attribute("saves") is not None else SPECIAL.get(bare)
+    if rule is not None:
+        return rule(graph, operator, needs)
     if bare in KEPT:
         inputs, outputs = KEPT[bare]
         return tuple(p for p in inputs if p < len(needs)), outputs, _nothing
-    if bare in KEEPS_OPERANDS:
-        return tuple(range(len(needs))), (), _nothing
-    if bare in PRODUCTS:
-        return _other_factors(needs), (), _nothing
     return _floating(graph, operator.inputs), _floating(graph, operator.outputs), _nothing
 
 
@@ -151,11 +145,6 @@ def _other_factors(needs: tuple[bool, ...]) -> tuple[int, ...]:
 
 Saved = tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]
 Rule = Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]
-
-
-def _size(graph: OperatorGraph, operator: Operator) -> int:
-    """Return the bytes of a number of the first operand."""
-    return DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
 
 
 def _addmm(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
@@ -190,27 +179,46 @@ def _extreme(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...])
     return tuple(range(len(needs))), ((0,) if len(needs) == 1 else ()), _nothing
 
 
+def _product(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    return _other_factors(needs), (), _nothing
+
+
+def _operands(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    return tuple(range(len(needs))), (), _nothing
+
+
+def _convolution(_graph: OperatorGraph, _operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """Image and weight, whichever of them is trained: one formula makes all gradients."""
+    return (0, 1), (), _nothing
+
+
 def _spectrum(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """Real numbers are kept, for their type and lengths."""
-    is_real = "complex" not in graph.tensors[operator.inputs[0]].dtype
-    return ((0,) if is_real else ()), (), _nothing
+    """Real numbers are kept, for their type and lengths; filled up, where more than there are were asked for."""
+    if "complex" in graph.tensors[operator.inputs[0]].dtype:
+        return (), (), _nothing
+    asked, dim = operator.attribute("n"), operator.attribute("dim", -1)
+    length = graph.tensors[operator.inputs[0]].shape[dim if isinstance(dim, int) else -1]
+    if not isinstance(asked, int) or asked <= length:
+        return (0,), (), _nothing
+    size = number_bytes(graph, operator)
+    return (), (), lambda i, _o: size * math.prod(i[0]) * asked // length
 
 
 def _absolute_loss(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """The difference is kept."""
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     return (), (), lambda i, _o: size * max(map(math.prod, i))
 
 
 def _log_sigmoid(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """A CPU keeps exponentials too."""
-    size = _size(graph, operator) * (graph.backend == "cpu")
+    size = number_bytes(graph, operator) * (graph.backend == "cpu")
     return (0,), (), lambda i, _o: size * math.prod(i[0])
 
 
 def _cosine(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """Both, both of length one, and lengths twice."""
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     dim = operator.attribute("dim", 1)
 
     def extra(inputs: Shapes, outputs: Shapes) -> int:
@@ -218,19 +226,6 @@ def _cosine(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) 
         return size * math.prod(outputs[0]) * (2 * length + 4)
 
     return (0, 1), (), extra
-
-
-def _cell(states: int) -> Rule:
-    """A step of a recurrence that PyTorch composes: all tensors but biases, and so many times its state."""
-
-    def rule(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-        size = _size(graph, operator)
-        kept = tuple(
-            at for at, name in enumerate(operator.input_names) if not name.startswith("b_")
-        )
-        return kept, (), lambda _i, o: states * size * math.prod(o[0])
-
-    return rule
 
 
 def _instance_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
@@ -244,7 +239,7 @@ def _matmul(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -
     kept = _other_factors(needs)
     if min(len(left), len(right)) < 3 or left[:-2] == right[:-2]:
         return kept, (), _nothing
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
 
     def copies(inputs: Shapes, outputs: Shapes) -> int:
         matrices = math.prod(outputs[0][:-2])
@@ -265,19 +260,19 @@ def _index_put(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ..
 
 def _distance(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """The difference, and how long it is."""
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     return (), (0,), lambda i, _o: size * max(map(math.prod, i))
 
 
 def _weight_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """Direction, length wanted, length found."""
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     return (0, 1), (), lambda i, _o: size * math.prod(i[1])
 
 
 def _factorised(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """A matrix, its factors and pivots, and what came of them."""
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     return (0,), (0,), lambda i, _o: size * math.prod(i[0]) + 4 * math.prod(i[0][:-1])
 
 
@@ -295,7 +290,7 @@ def _normalised(per_row: int) -> Rule:
         tail = len(dims) if isinstance(dims, tuple) else 1
         kept = tuple(range(min(2, len(needs))))
         scaled = per_row == 1 and len(needs) > 1 and graph.backend == "cpu"
-        size = _size(graph, operator) * scaled
+        size = number_bytes(graph, operator) * scaled
 
         def extra(inputs: Shapes, _outputs: Shapes) -> int:
             rows = math.prod(inputs[0][: len(inputs[0]) - tail])
@@ -322,17 +317,28 @@ def _batch_norm(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ..
     return kept, (), lambda i, _o: of_batch * i[0][1]
 
 
+def _flash(graph: OperatorGraph, operator: Operator) -> Saved:
+    """Operands, the result, one logsumexp per query row, and of a mask of truths one of numbers."""
+    size, kept = number_bytes(graph, operator), tuple(range(len(operator.inputs)))
+    marks = any(graph.tensors[tensor].dtype == "bool" for tensor in operator.inputs)
+    masked = size * marks
+
+    def extra(inputs: Shapes, _outputs: Shapes) -> int:
+        return max(4, size) * math.prod(inputs[0][:-1]) + masked * math.prod(inputs[-1])
+
+    return kept[: 3 if marks else None], (0,), extra
+
+
 def _attention(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
-    """Flash attention keeps its operands, its result and one logsumexp per query row. Where a CPU composes it (dropout,
-    trained masks, heads of unlike widths), copies of queries, keys and values that lie as products want them, and scores
-    after softmax; dropped, the mask and these scores too."""
-    size, kept = _size(graph, operator), tuple(range(len(operator.inputs)))
+    """What ``_flash`` says; where a CPU composes it (dropout, trained masks, heads of unlike widths), copies of queries,
+    keys and values that lie as products want them, and scores after softmax; dropped, the mask and these scores too."""
+    size = number_bytes(graph, operator)
     drops = operator.attribute("dropout_p", 0.0)
     drawn = isinstance(drops, int | float) and drops > 0
     query, _, value = (graph.tensors[tensor].shape for tensor in operator.inputs[:3])
     unlike = len(query) != 4 or value[-1] != query[-1] or any(needs[3:])
     if graph.backend != "cpu" or not (drawn or unlike):
-        return kept, (0,), lambda i, _o: max(4, size) * math.prod(i[0][:-1])
+        return _flash(graph, operator)
 
     def composed(inputs: Shapes, _outputs: Shapes) -> int:
         q, k, v = inputs[:3]
@@ -346,25 +352,31 @@ def _attention(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]
 def _dropout(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """What was dropped is kept: a GPU's kernel marks it in a byte."""
     marks = graph.backend == "cuda"
-    size = 1 if marks else _size(graph, operator)
+    size = 1 if marks else number_bytes(graph, operator)
     return (), (), lambda i, _o: size * math.prod(i[0])
+
+
+def _feature_dropout(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """A factor for each channel of each sample."""
+    size = number_bytes(graph, operator)
+    return (), (), lambda i, _o: size * math.prod(i[0][:2])
 
 
 def _cross_entropy(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """The log-probabilities are kept, and the targets; the total weight is one number."""
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     return (1,), (), lambda i, _o: size * (math.prod(i[0]) + 1)
 
 
 def _nll(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     return tuple(range(len(needs))), (), lambda _i, _o: size
 
 
 def _vocabulary_loss(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
     if operator.attribute("kernel") != "log_softmax":
         return tuple(range(len(needs))), (), _nothing
-    size = _size(graph, operator)
+    size = number_bytes(graph, operator)
     return (1,), (), lambda i, _o: size * math.prod(i[0])
 
 
@@ -389,26 +401,18 @@ def _opaque(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) 
     return inputs, outputs, lambda i, _o: round(kept * (i[0][0] if i[0] else 1) / rows)
 
 
-def _recurrent(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
-    """What kernels keep of every layer, as multiples of its outputs, which are among them: gates and states as PyTorch
-    composes them of operators, what oneDNN keeps of an LSTM, states before the first step with it; and of sequences
-    whose first dim is samples a copy."""
-    floats, layers = _floating(graph, operator.inputs), operator.attribute("num_layers", 1)
-    depth = layers if isinstance(layers, int) else 1
-    is_first = operator.attribute("batch_first") is True
-    each, before = KEPT_OF_LAYERS[recurrence(graph, operator)]
-    size = _size(graph, operator)
-
-    def extra(inputs: Shapes, outputs: Shapes) -> int:
-        steps = inputs[0][1 if is_first and len(inputs[0]) > 2 else 0]
-        kept = (each + before / max(steps, 1)) * depth - 1
-        copied = math.prod(inputs[0]) if is_first else 0
-        return round(size * (kept * math.prod(outputs[0]) + copied))
-
-    return floats, (0,), extra
+def _told(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """What a function with a gradient of its own was seen to keep: operands, results behind them, and others."""
+    count, whole = len(operator.inputs), math.prod(graph.tensors[operator.inputs[0]].shape)
+    saves = cast("tuple[int, ...]", operator.attribute("saves"))
+    inputs = tuple(place for place in saves if place < count)
+    outputs = tuple(place - count for place in saves if place >= count)
+    kept = operator.kept_bytes / max(whole, 1)
+    return inputs, outputs, lambda i, _o: round(kept * math.prod(i[0]))
 
 
 SPECIAL: dict[str, Rule] = {
+    **dict.fromkeys(KEEPS_OPERANDS, _operands), **dict.fromkeys(PRODUCTS, _product),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addr"), _addmm),
     **dict.fromkeys(("max", "min", "median", "nanmedian"), _extreme),
     **dict.fromkeys(("fft_fft", "fft_ifft", "fft_rfft", "fft_rfft2", "fft_rfftn"), _spectrum),
@@ -418,16 +422,18 @@ SPECIAL: dict[str, Rule] = {
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _global_pool),
     **dict.fromkeys(("cross_entropy_loss", "cross_entropy_sum", "token_cross_entropy_sum"), _cross_entropy),
     **dict.fromkeys(("nll_loss", "nll_sum", "nll_loss_nd"), _nll),
-    **dict.fromkeys((*RECURRENCES, "packed_recurrence"), _recurrent),
+    **dict.fromkeys((*RECURRENCES, "packed_recurrence"), kept_of_layers),
     **dict.fromkeys(("dropout", "alpha_dropout"), _dropout),
     **dict.fromkeys(("layer_norm", "native_layer_norm"), _normalised(2)),
     **dict.fromkeys(("rms_norm", "_fused_rms_norm"), _normalised(1)),
     **dict.fromkeys(("det", "linalg_det", "logdet", "linalg_slogdet", "linalg_solve"), _factorised),
     **dict.fromkeys(("fmod", "remainder"), _unless_scalar(2)), "lerp": _unless_scalar(3),
-    "div": _div, "pow": _power, "group_norm": _group_norm, "batch_norm": _batch_norm,
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
+                     "conv_transpose3d"), _convolution),
+    "feature_dropout": _feature_dropout, "div": _div, "pow": _power, "group_norm": _group_norm, "batch_norm": _batch_norm,
     "instance_norm": _instance_norm, "scaled_dot_product_attention": _attention,
     "vocabulary_cross_entropy_sum": _vocabulary_loss, "l1_loss": _absolute_loss, "log_sigmoid": _log_sigmoid,
-    "cosine_similarity": _cosine, "gru_cell": _cell(6), "lstm_cell": _cell(5), "embedding_bags": _bags,
+    "cosine_similarity": _cosine, "gru_cell": kept_of_cell(6), "lstm_cell": kept_of_cell(5), "embedding_bags": _bags,
     "matmul": _matmul, "pad": _pad, "index_put": _index_put, "pairwise_distance": _distance, "_weight_norm": _weight_norm,
     OPAQUE: _opaque,
 }  # fmt: skip

@@ -143,7 +143,7 @@ def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
         cluster_name=context.cluster.name,
         cluster_fingerprint=context.cluster.fingerprint,
         costs_fingerprint=context.table.fingerprint,
-        global_batch=global_batch(context),
+        global_batch=context.graph.batch_rows,
         method="exact elimination, partition program, simulation",
         seed=seed,
         version=VERSION,

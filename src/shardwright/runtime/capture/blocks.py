@@ -10,7 +10,8 @@ from torch import nn
 
 from shardwright.core.graph import Block, Operator, TensorSpec
 
-# Operators between two layers join the second unless there are more of them than this.
+# Operators between two layers join the second unless there are more of them than this; behind a layer that is a list
+# of parts they join it: they are the sum that its own forward would end with.
 GLUE = 4
 
 
@@ -83,34 +84,48 @@ def cut_blocks(
     units: frozenset[str],
 ) -> tuple[Block, ...]:
     """Partition the operators, given the modules around each, into blocks in order."""
-    owners = [next((path for path in around if path in units), "") for around in paths]
+    owners = [
+        next(filter(None, (_unit_of(path, units) for path in around)), "") for around in paths
+    ]
     runs: list[tuple[str, int, int]] = []
     for index, owner in enumerate(owners):
         if runs and runs[-1][0] == owner:
             runs[-1] = (owner, runs[-1][1], index + 1)
         else:
             runs.append((owner, index, index + 1))
+    parted = units.difference(path for around in paths for path in around)
     merged: list[tuple[str, int, int]] = []
     begin = -1
     for position, (owner, start, stop) in enumerate(runs):
         start = begin if begin >= 0 else start
         begin = -1
         is_between = 0 < position < len(runs) - 1
-        if (
+        is_glue = (
             not owner
             and is_between
             and stop - start <= GLUE
             and not _reads_parameter(operators[start:stop], tensors)
-        ):
+        )
+        before = merged[-1][0] if merged else ""
+        if before in parted and (is_glue or owner == before):
+            merged[-1] = (before, merged[-1][1], stop)
+        elif is_glue:
             begin = start
-            continue
-        merged.append((owner, start, stop))
+        else:
+            merged.append((owner, start, stop))
     blocks: list[Block] = []
     for position, (owner, start, stop) in enumerate(merged):
         name = owner or _glue_name(position, len(merged))
         signature = sign(operators[start:stop], tensors, start)
         blocks.append(Block(name=name, start=start, stop=stop, signature=signature))
     return tuple(blocks)
+
+
+def _unit_of(path: str, units: frozenset[str]) -> str:
+    """Return the unit that a module is or lies in: a list or dict of parts is a layer whose own forward nobody calls."""
+    names = path.split(".")
+    prefixes = (".".join(names[:count]) for count in range(1, len(names) + 1))
+    return next((prefix for prefix in prefixes if prefix in units), "")
 
 
 def _glue_name(position: int, count: int) -> str:

@@ -21,7 +21,9 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from shardwright.runtime.capture.applied import applied, run_function
 from shardwright.runtime.capture.autocast import flat_regions
+from shardwright.runtime.capture.counting import Work
 from shardwright.runtime.capture.gradients import (
     check_engine_call,
     check_function,
@@ -58,11 +60,18 @@ class _Context:
     def __init__(self, args: Sequence[Any]) -> None:
         self.needs_input_grad = tuple(isinstance(one, Tensor) for one in args)
         self.undifferentiable: tuple[Any, ...] = ()
+        self.saved: tuple[Any, ...] = ()
 
-    def save_for_backward(self, *_: Any) -> None:
-        """Keep nothing."""
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved = tensors
 
-    save_for_forward = save_for_backward
+    def save_for_forward(self, *_: Any) -> None:
+        """Keep nothing: there is no forward mode."""
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """What backward is to find, in whichever way it was left."""
+        return [one for one in (*self.saved, *vars(self).values()) if isinstance(one, Tensor)]
 
     def set_materialize_grads(self, _: bool) -> None:
         """Change nothing: there is no backward."""
@@ -103,13 +112,18 @@ def custom_gradients() -> Iterator[None]:
     def refuse_hook(*_: Any, **__: Any) -> Any:
         raise Unsupported("a hook on a gradient (Tensor.register_hook in forward)")
 
+    def beneath(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__name__.startswith("GeneratedBackwardFor_"):
+            return run_function(cls, *args, **kwargs)
+        return apply(cls, *args, **kwargs)
+
     hook = torch.Tensor.register_hook
     Function.apply = classmethod(apply)
     torch.Tensor.register_hook = refuse_hook  # type: ignore[method-assign]
     try:
         with (
             stub_keys() as keys, engine_calls(refuse_engine), traced_data(), flat_regions(),
-            inference_without_gradients(), no_checkpoints(),
+            inference_without_gradients(), no_checkpoints(), applied(beneath),
         ):  # fmt: skip
             yield
     finally:
@@ -166,6 +180,7 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         if not results or not all(isinstance(one, Tensor) for one in results):
             raise Unsupported(f"the custom gradient of {cls.__name__}")
         sort = _sort_of(cls, leaves, given)
+        saves, made_inside = _saved(context.kept, [*metas, *results])
     numbers = itertools.count()
     slots = [Slot(next(numbers)) if isinstance(one, Tensor) else one for one in leaves]
     note = f"the custom gradient of {cls.__name__} is one opaque operator and runs replicated"
@@ -176,6 +191,8 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         state=(),
         arguments=(pytree.tree_unflatten(slots, given), {}),
         note=note if sort == "opaque" else "",
+        saves=saves,
+        work=Work(kept=made_inside),
     )
     ids = {id(one) for one in context.undifferentiable}
     fixed = frozenset(place for place, one in enumerate(results) if id(one) in ids)
@@ -184,6 +201,16 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         return [torch.empty(one.shape, dtype=one.dtype, device=given[0].device) for one in results]
 
     return keep_stub(Stub(call, like, fixed)), tensors, spec
+
+
+def _saved(kept: Sequence[Tensor], known: Sequence[Tensor]) -> tuple[tuple[int, ...], int]:
+    """Return which known tensors are kept, views of them among them, and the bytes of what else is."""
+    places: dict[Any, int] = {}
+    for place, one in enumerate(known):
+        places.setdefault(one.untyped_storage()._cdata, place)
+    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
+    others = sum(count for storage, count in storages.items() if storage not in places)
+    return tuple(sorted(places[one] for one in storages if one in places)), others
 
 
 # -- which functions are pointwise, and which of these bend gradients -----------------------------------
@@ -253,20 +280,34 @@ def _is_pointwise(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
 
 
 def _is_linear(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
-    """Whether the gradients that backward makes of a sum are the sums of those it makes of its terms."""
+    """Whether the gradients that backward makes of a sum are the sums of those it makes of its terms: in float64
+    where it runs in that, since in what rounds to fewer digits a clamp may look like rounding."""
+    with contextlib.suppress(Exception):  # whatever it wants of its arguments
+        return _adds_up(cls, leaves, given, torch.float64)
+    return _adds_up(cls, leaves, given, None)
+
+
+def _adds_up(cls: Any, leaves: Sequence[Any], given: Any, dtype: torch.dtype | None) -> bool:
+    """Whether a sum's gradients are sums, of floating tensors in a dtype, None for their own."""
 
     def back(*powers: int) -> Sequence[Tensor | None]:
         def gradient(result: Tensor) -> Tensor:
-            steps = torch.linspace(-10, 20, result.numel()).reshape(result.shape)
-            return torch.stack([steps**power for power in powers]).sum(0).to(result)
+            steps = torch.linspace(-10, 20, result.numel(), dtype=torch.float64)
+            terms = torch.stack([steps.reshape(result.shape) ** power for power in powers])
+            return terms.sum(0).to(result)
 
-        return _differentiated(cls, _small(leaves, (2, 3)), given, gradient)[1]
+        return _differentiated(cls, _small(leaves, (2, 3), dtype), given, gradient)[1]
 
     return all(
-        (one + other - both).abs().max() <= 1000 * torch.finfo(both.dtype).eps * both.abs().max()
+        (one + other - both).abs().max() <= _rounding(both) * both.abs().max()
         for one, other, both in zip(back(1), back(3), back(1, 3), strict=True)
         if one is not None and other is not None and both is not None
     )
+
+
+def _rounding(gradient: Tensor) -> float:
+    """Return how far apart rounding may take what is equal: never as far as a clamp does."""
+    return min(1000 * torch.finfo(gradient.dtype).eps, 0.1)
 
 
 def _operators_of(cls: Any, leaves: Sequence[Any], given: Any, sizes: tuple[int, int]) -> list[Any]:
@@ -287,7 +328,7 @@ def _differentiated(
     with torch.enable_grad():
         # Both by what this module has not put something else in the place of.
         results: list[Tensor] = pytree.tree_leaves(
-            super(Function, cls).apply(*pytree.tree_unflatten(list(made), given))
+            run_function(cls, *pytree.tree_unflatten(list(made), given))
         )
         asked = [one for one in results if one.requires_grad]
         wanted = [one for one in made if isinstance(one, Tensor) and one.requires_grad]
@@ -295,7 +336,10 @@ def _differentiated(
         return results, run_backward(edges, [gradient(one) for one in asked], wanted)
 
 
-def _small(leaves: Sequence[Any], sizes: tuple[int, int]) -> list[Any]:
+def _small(
+    leaves: Sequence[Any], sizes: tuple[int, int], dtype: torch.dtype | None = None
+) -> list[Any]:
+    """Return small tensors for the places of tensors, floating ones in a dtype where one is given."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     full = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     made: list[Any] = []
@@ -306,5 +350,7 @@ def _small(leaves: Sequence[Any], sizes: tuple[int, int]) -> list[Any]:
         skipped = len(full) - leaf.dim()
         shape = [1 if n == 1 else sizes[(at + skipped) % 2] for at, n in enumerate(leaf.shape)]
         tensor = torch.linspace(-1.5, 1.5, max(1, torch.Size(shape).numel())).reshape(shape)
-        made.append(tensor.to(leaf.dtype).requires_grad_(leaf.is_floating_point()))
+        is_floating = leaf.is_floating_point()
+        own = (dtype or leaf.dtype) if is_floating else leaf.dtype
+        made.append(tensor.to(own).requires_grad_(is_floating))
     return made

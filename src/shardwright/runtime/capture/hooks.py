@@ -46,6 +46,7 @@ class Opaque:
     when its first tensor had ``rows`` rows (0: no dims). ``by_row``: the places of the tensors whose
     rows, their first dim, are computed each by itself. ``written``: the frozen parameters that it writes. ``makes``: the dtypes of what it makes inside. ``tail``: only what
     forward does behind some calls of submodules is run, whose results are ``arguments`` too.
+    ``saves``: which of its tensors, and behind them of its results, its backward needs, where that is known.
     """
 
     kind: str
@@ -65,12 +66,14 @@ class Opaque:
     written: frozenset[str] = frozenset()
     makes: frozenset[torch.dtype] = frozenset()
     tail: Tail | None = None
+    saves: tuple[int, ...] | None = None
     _last: list[State] = field(default_factory=list[State])
 
     @property
     def attributes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """What the operator says of itself besides the call's arguments."""
-        return (("rows", self.by_row),) if self.by_row else ()
+        rows = (("rows", self.by_row),) if self.by_row else ()
+        return rows if self.saves is None else (*rows, ("saves", self.saves))
 
     def of(self, model: nn.Module) -> Opaque:
         """Return the same call of a model's own module, which keeps its own state."""

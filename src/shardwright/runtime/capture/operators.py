@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardwright.runtime.capture.applied import run_function
 from shardwright.runtime.capture.ctc import ctc_losses
 from shardwright.runtime.capture.packed import packed_recurrence
 from shardwright.runtime.capture.vocabulary import (
@@ -200,8 +201,7 @@ def assign(buffer: Tensor, value: Tensor) -> None:
 def straight(input: Tensor, value: Tensor) -> Tensor:
     """Return ``value`` with the gradient of ``input``: what a write leaves of a tensor whose history
     does not know of it."""
-    # Not by ``apply`` itself, in the place of which capture puts its own.
-    return super(torch.autograd.Function, _Straight).apply(input, value)  # type: ignore[no-any-return, misc]
+    return run_function(_Straight, input, value)  # type: ignore[no-any-return]
 
 
 class _Straight(torch.autograd.Function):

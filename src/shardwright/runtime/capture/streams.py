@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.runtime.capture.applied import applied, run_function
 from shardwright.runtime.capture.counting import written_by
 from shardwright.runtime.capture.layers import (
     FIRST,
@@ -168,18 +168,15 @@ class _Stream(TorchFunctionMode):
         """Run, and return the calls before the first layer, and of each until the next begins, of the last of a list
         until that of another does, or the end."""
         hook = nn.modules.module.register_module_forward_pre_hook(self._begin)
-        apply = Function.__dict__["apply"]
 
         def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
             self._note(cls, (args, kwargs))  # torch asks nobody before it
-            return apply.__func__(cls, *args, **kwargs)
+            return run_function(cls, *args, **kwargs)
 
-        Function.apply = classmethod(noted)  # type: ignore[assignment]
         try:
-            with _META, self, _Beneath(self):
+            with _META, self, _Beneath(self), applied(noted):
                 result = run()
         finally:
-            Function.apply = apply
             hook.remove()
         if any(self.awaited):
             raise Unclear
