@@ -199,7 +199,9 @@ def _run_pass(runs: Sequence[Sequence[_Turn]], others: Tensor, seen: _Seen) -> N
         recent: deque[Any] = deque(maxlen=RECENT)
         for number, turn in enumerate(reversed(turns)):
             recent.append(turn.backward(seen))
-            if number % ENGINE_EVERY == 0:  # not before the first, which begins backward in a step as well
+            if (
+                number % ENGINE_EVERY == 0
+            ):  # not before the first, which begins backward in a step as well
                 seen.engine.append(_engine_seconds())
 
 
