@@ -6,8 +6,10 @@ which occupies the link; the RECEIVE waits for it and costs only the message ove
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +32,7 @@ from shardwright.planner.cost.burden import (
 )
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import has_backward
-from shardwright.planner.cost.roofline import Rates, memory_seconds
+from shardwright.planner.cost.roofline import Rates, Shapes, memory_seconds
 from shardwright.planner.cost.shards import Groups, ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
 from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost
@@ -41,7 +43,7 @@ MOST_KNOWN, FIRST_ROWS = 100_000, 512  # beyond so many prices, they are forgott
 WEIGHTS = ("parameter", "version")
 Row = tuple[float, ...]  # seconds, half-width, source, and the columns of a ``Burden``
 Reads = tuple[
-    Segment, tuple[tuple[int, int], ...], tuple[int, ...]
+    Segment, tuple[tuple[int, int], ...], tuple[int, ...], int
 ]  # see ``InstructionCosts._reads``
 
 
@@ -170,14 +172,19 @@ class InstructionCosts:
         if not all(map(known.__contains__, keys)):
             for item, key in zip(segments, keys, strict=True):
                 if key not in known:
-                    forward, backward = (
-                        _row(self._segment(item, phase, key[1]))
-                        for phase in ("forward", "backward")
-                    )
-                    known[key] = self._keep(item, forward)
-                    self._keep(item, backward)
+                    known[key] = self._priced(item, key[1])
         numbers = np.array([known[key] for key in keys], dtype=np.int64)
         return numbers, numbers + 1
+
+    def _priced(self, segment: Segment, added: int) -> int:
+        """Return the row that prices a segment's forward; that of its backward comes next. Those of equal
+        operators are priced once."""
+        own = self.reads[id(segment)][-1] + added
+        like = (segment.mesh, segment.has_backward, own, *map(self._shard, segment.calls))
+        if like not in self.known:
+            rows = [_row(self._segment(segment, one, added)) for one in ("forward", "backward")]
+            self.known[like], _ = (self._keep(segment, row) for row in rows)
+        return self.known[like]
 
     def halves(self) -> list[NDArray[np.float64]]:
         """Return the rows that price I and W of every segment, where backward is split."""
@@ -228,7 +235,7 @@ class InstructionCosts:
             else:
                 costs = [self._call(call, phase, rates) for call in segment.calls]
             if phase in ("backward", "input"):
-                size = 3 * (self._joined(segment) + added)
+                size = 3 * (self.reads[id(segment)][-1] + added)
                 costs.append(Cost(seconds=memory_seconds(size, rates.kind)))
             busy = total([fixed, *costs])
             if rates.is_gpu:
@@ -237,41 +244,35 @@ class InstructionCosts:
         return max(options, key=lambda cost: cost.seconds)
 
     def _call(self, call: Call, phase: str, rates: Rates) -> Cost:
-        shapes = tuple(self.program.values[value].shape for value in call.operands)
+        sort, operands, results = self._shard(call)
+        return self.shards.cost(self.graph, call.operator, sort, (operands, results), phase, rates)
+
+    def _shard(self, call: Call) -> tuple[int, Shapes, Shapes]:
+        """Return all that decides what an operator costs on one sort of device."""
+        shapes = tuple([self.program.values[value].shape for value in call.operands])
         if call.operator not in self.sort_of:
             self.sort_of[call.operator] = self.shards.sort(self.graph, call.operator)
-        sort, both = self.sort_of[call.operator], (shapes, call.result_shapes)
-        return self.shards.cost(self.graph, call.operator, sort, both, phase, rates)
-
-    def _joined(self, segment: Segment) -> int:
-        """Return the bytes of gradients that are summed because a value has several readers."""
-        tensors, values = self.graph.tensors, self.program.values
-        return sum(
-            (count - 1) * values[value].bytes
-            for value, count in self._gradient_uses(segment).items()
-            if count > 1 and tensors[values[value].tensor].needs_gradient
-        )
-
-    def _gradient_uses(self, segment: Segment) -> dict[int, int]:
-        """Return how often the segment's operators read each value and hand a gradient back to it."""
-        uses: dict[int, int] = {}
-        for call in segment.calls:
-            if has_backward(self.graph, self.graph.operators[call.operator]):
-                for value in call.operands:
-                    uses[value] = uses.get(value, 0) + 1
-        return uses
+        return self.sort_of[call.operator], shapes, call.result_shapes
 
     def _reads(self, segment: Segment) -> Reads:
-        """Return of a segment's own inputs and outputs: gradients, bytes, and parameters that others read too."""
+        """Return of a segment's own inputs and outputs: gradients, bytes, and parameters that others read too;
+        and what its own operators add to each other's gradients."""
         if not segment.has_backward:
-            return segment, (), ()
-        values = self.program.values
-        uses = self._gradient_uses(segment)
+            return segment, (), (), 0
+        values, operators = self.program.values, self.graph.operators
+        calls = [one for one in segment.calls if has_backward(self.graph, operators[one.operator])]
+        uses = Counter(chain.from_iterable([call.operands for call in calls]))
         own = (*segment.inputs, *segment.outputs)
-        read = tuple(value for value in own if value in uses)
+        read = list(filter(uses.__contains__, own))
         parameters = tuple(v for v in read if values[v].role in WEIGHTS)
         others = [v for v in read if values[v].role not in WEIGHTS]
-        return segment, self._summed(others), parameters
+        return segment, self._summed(others), parameters, self._twice(uses)
+
+    def _twice(self, uses: Mapping[int, int]) -> int:
+        """Return the bytes of gradients that are summed because a value is read so often."""
+        read = [(self.program.values[value], count - 1) for value, count in uses.items()]
+        trained = [one for one in read if self.graph.tensors[one[0].tensor].needs_gradient]
+        return sum(again * value.bytes for value, again in trained)
 
     def _summed(self, read: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Return those gradients of values, with their bytes, that are summed in one microbatch;
@@ -294,7 +295,7 @@ class InstructionCosts:
             if id(segment) not in reads:
                 reads[id(segment)] = self._reads(segment)
         for segment in reversed(segments):
-            _, pairs, parameters = reads[id(segment)]
+            _, pairs, parameters, _ = reads[id(segment)]
             if is_often:
                 pairs += self._summed(parameters)
             total = 0

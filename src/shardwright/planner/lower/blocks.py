@@ -175,8 +175,11 @@ class Blocks:
         groups: dict[object, list[tuple[int, Pair]]] = {}
         sources = {source for source, _ in self.spread[stage]}
         first: dict[int, int] = {}
-        for number in reversed(present):
-            first |= dict.fromkeys(sources & self.closed[number].written[stage].keys(), number)
+        for number in present:
+            first |= dict.fromkeys(
+                filter(self.closed[number].written[stage].__contains__, sources), number
+            )
+            sources -= first.keys()
         for source, target in self.spread[stage]:
             if (number := first.get(source, -1)) >= 0:
                 tensor = self.builder.values[source].tensor

@@ -89,6 +89,8 @@ class ProgramBuilder:
         self.transforms: list[Transform] = []
         self.reduced: set[int] = set()  # gradients that optimizers read
         self.residuals: dict[Kept, int] = {}  # see ``lot.state_of``
+        self.asked: dict[int, tuple[Said, Extra]] = {}  # how values were asked for
+        self.made: list[int] = []  # values since ``make_for`` was told of a maker
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
@@ -172,7 +174,13 @@ class ProgramBuilder:
         **extra: Unpack[Extra],
     ) -> int:
         """Append a value and return its index."""
-        return self._number((tensor, mesh, layout, scope, role), extra)
+        return self.ask((tensor, mesh, layout, scope, role), extra)
+
+    def ask(self, said: Said, extra: Extra) -> int:
+        """Return the number of a value."""
+        number = self._number(said, extra)
+        self.made.append(number)
+        return number
 
     def _number(self, said: Said, extra: Extra) -> int:
         tensor, mesh, layout, scope, role = said
@@ -184,6 +192,7 @@ class ProgramBuilder:
             local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes), halos
         )
         alias, resident = extra.get("alias", -1), extra.get("resident", False)
+        self.asked[len(self.values)] = said, extra
         return self.append(
             Value(
                 tensor=tensor,
@@ -219,21 +228,11 @@ class ProgramBuilder:
         )
         return index
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return how many values, segments and messages there are."""
-        return len(self.values), len(self.segments), len(self.messages)
-
-    def append_like(self, others: slice, values: Sequence[Value], roots: Sequence[int]) -> None:
-        """Append values that are as large, and of such a role, as ``others`` are."""
-        self.values += values
-        self.sizes += self.sizes[others]
-        self.marks += self.marks[others]
-        self.roots.extend(roots)
-        self.meshes.extend([value.mesh for value in values])
-
     def make_for(self, maker: Hashable) -> None:
         """Say who asks for the values that follow; a builder that outlives one lowering finds those
         which it asked for before."""
+        if maker is not None:
+            self.made = []
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what ``make`` makes; ``key`` says what it is made of, and for what. A builder that
@@ -241,12 +240,8 @@ class ProgramBuilder:
         del key
         return make()
 
-    def set_gradient(self, value: int, gradient: int) -> None:
-        """Tell a parameter at rest where its gradient accumulates: its first use decides."""
-        self.turn([(value, gradient)])
-
     def turn(self, told: Sequence[tuple[int, int]]) -> None:
-        """Tell parameters at rest their gradients."""
+        """Tell parameters at rest where their gradients accumulate: the first use of each decides."""
         for value, gradient in told:
             self.values[value] = replace(self.values[value], gradient=gradient)
         self.turned += told
@@ -256,6 +251,11 @@ class ProgramBuilder:
         self.segments.append(segment)
         self.begun.append((len(self.segments) - 1, segment))
         return len(self.segments) - 1
+
+    def add_message(self, message: Message) -> int:
+        """Append a message and return its index."""
+        self.messages.append(message)
+        return len(self.messages) - 1
 
     def take(self, index: int, finished: Finished) -> None:
         """Put a finished segment where it began."""
@@ -398,14 +398,14 @@ class ProgramBuilder:
 
     def message_step(self, message: Message, *, last_only: bool = False) -> Step:
         """Append a message within one mesh and return its step."""
-        self.messages.append(message)
+        item = self.add_message(message)
         is_local = message.primitive in ("slice", "copy")
         axes = ".".join(self.mesh(message.mesh).axes[axis] for axis in message.axes)
         link = f"link:{self.links[message.mesh]}:{axes}"
         self.external.update(message.sources)
         return Step(
             kind=Kind.MESSAGE,
-            item=len(self.messages) - 1,
+            item=item,
             resource=f"compute:{message.mesh}" if is_local else link,
             reads=message.sources,
             writes=message.results,

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from shardwright.core.program import Segment
 from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.builder import Finished, ProgramBuilder
 
 
-def finish(builder: ProgramBuilder, number: int) -> Finished:
-    """Return a segment with only the outputs that somebody reads."""
-    segment = builder.segments[number]
-    outputs = tuple([v for v in segment.outputs if v in builder.external])
-    return builder.once(
-        ("finish", number, outputs, segment.rematerialised, segment.unused_in_backward),
-        partial(_finish, builder, segment, outputs),
-    )
-
-
-def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...]) -> Finished:
+def finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...]) -> Finished:
+    """Return a segment with only the ``outputs`` that somebody reads."""
     graph, values = builder.graph, builder.values
     memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
     kept, temporary = memory.bytes(outputs, segment.has_backward)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from functools import partial
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
@@ -136,8 +135,7 @@ class _Replay(Lowering):
             known.insert(0, known.pop(place))
             self.repeat(known[0])
         else:
-            act = partial(self.lower_anew, number)
-            known.insert(0, self.record(around.leaves, rests_on, act))
+            known.insert(0, self.lowered(number, rests_on))
             del known[KEPT:]  # those of the strategies accepted and proposed last
         self.blocks.append(known[0])
 

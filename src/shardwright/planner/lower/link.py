@@ -1,26 +1,27 @@
 """Blocks that are alike are lowered once: what that did is done again for others, in their numbers.
 
 What lowering a block does follows from how it stands (``standing``): its operators' configs, its
-parameters, and what it finds of tensors from outside. A record of it is moved to a block that stands alike
-by two lists of values, two of meshes, and an offset for what was made.
+parameters, and what it finds of tensors from outside. Two blocks that stand alike have met, and then made,
+the same values in the same order: so what one did is told of the other by two lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 
-from shardwright.core.program import Call, Kind, Message, Segment, Value
+from shardwright.core.program import Call, Kind, Message, Segment
 from shardwright.planner.lower.alike import Alike
 from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.finish import finish
-from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
+from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.records import Record, news
-from shardwright.planner.lower.stage import Entry, Held, Holdings, Stage
+from shardwright.planner.lower.stage import Entry, Held, Holdings
 from shardwright.planner.lower.standing import Lowers, Standing
 from shardwright.planner.remember import KEPT
 
-NOTHING: Holdings = ({}, {}, {})
 RUNS = (Kind.FORWARD, Kind.RECOMPUTE)
 
 
@@ -29,75 +30,51 @@ class Move:
 
     def __init__(self, builder: ProgramBuilder, old: Standing, new: Standing) -> None:
         self.builder, self.old, self.new = builder, old, new
-        self.values = dict(zip(old.values, new.values, strict=True))
-        self.meshes = dict(zip(old.meshes, new.meshes, strict=True))
+        self.values = {-1: -1, **dict(zip(old.values, new.values, strict=False))}
+        self.meshes = {-1: -1, **dict(zip(old.meshes, new.meshes, strict=True))}
         self.tensors = dict(zip(old.block.tensors, new.block.tensors, strict=True))
-        self.first = old.first[0]
-        self.ahead, self.segments, self.messages = (
-            other - one for one, other in zip(old.first, new.first, strict=True)
-        )
         self.operators = new.block.around.start - old.block.around.start
         self.blocks = new.block.number - old.block.number
         links = {builder.links[one]: builder.links[other] for one, other in self.meshes.items()}
         self._links = {str(one): str(other) for one, other in links.items()}
         self._resources: dict[str, str] = {}
+        self._segments, self._messages = {-1: -1}, dict[int, int]()
 
-    def value(self, index: int) -> int:
-        """Return a value: an offset further if the block made it."""
-        if index >= self.first:
-            return index + self.ahead
-        return self.values[index] if index >= 0 else index
+    def repeat(self, record: Record, lowering: Lowers) -> None:
+        """Do for one block what a record says was done for the other."""
+        builder, tensors, meshes = self.builder, self.tensors, self.meshes
+        builder.cut_dim.update({tensors[tensor]: dim for tensor, dim in record.cuts.items()})
+        builder.make_for(self.new.block.number)
+        for value in islice(self.old.values, len(self.new.values), None):
+            self.values[value] = self._make(value)
+        for number, segment in record.segments:
+            self._segments[number] = builder.add_segment(self._segment(segment))
+        for number in sorted(_messages(record)):
+            self._messages[number] = builder.add_message(self._message(builder.messages[number]))
+        builder.make_for(None)
+        for one, other in meshes.items():
+            if other >= 0:
+                stage, (prologue, forward) = lowering.stages[other], record.entries[one]
+                stage.prologue += map(self._entry, prologue)
+                stage.forward += map(self._entry, forward)
+                stage.block = self._block(record.blocks[one])
+                stage.resume(self._holdings(record.leaves[one]))
+        moved = {id(use): self._use(use) for use in record.uses.values()}
+        parameters = lowering.parameters
+        for (mesh, tensor, *layouts), use in record.uses.items():
+            parameters.uses[meshes[mesh], tensors[tensor], layouts[0], layouts[1]] = moved[id(use)]
+        for (mesh, tensor, layout), use in record.first_uses.items():
+            parameters.first_uses[meshes[mesh], tensors[tensor], layout] = moved[id(use)]
+        parameters.pending.update(map(self._pair, record.pending))
+        parameters.taken.update(dict.fromkeys(self.all(record.taken)))
+        builder.turn(list(map(self._pair, record.turned)))
+        builder.external.update(self.all(record.external))
+        builder.lasting += self.all(record.lasting)
 
     def all(self, values: Iterable[int]) -> tuple[int, ...]:
-        """Return several."""
-        first, ahead, known = self.first, self.ahead, self.values
-        return tuple([v + ahead if v >= first else known[v] if v >= 0 else v for v in values])
-
-    def block(self, number: int) -> int:
-        """Return a block's number, or -1."""
-        return number + self.blocks if number >= 0 else number
-
-    def made(self, value: Value) -> Value:
-        """Return a value that a block makes."""
-        return Value(
-            tensor=self.tensors[value.tensor],
-            mesh=self.meshes[value.mesh],
-            layout=value.layout,
-            shape=value.shape,
-            dtype=value.dtype,
-            scope=value.scope,
-            role=value.role,
-            gradient=self.value(value.gradient),
-            alias=self.value(value.alias),
-            resident=value.resident,
-            halos=value.halos,
-        )
-
-    def call(self, call: Call) -> Call:
-        """Return an operator with its local shapes."""
-        return Call(
-            operator=call.operator + self.operators,
-            operands=self.all(call.operands),
-            results=self.all(call.results),
-            result_shapes=call.result_shapes,
-            dims=call.dims,
-            partial_axes=call.partial_axes,
-            once=call.once,
-            scale=call.scale,
-            offset_dim=call.offset_dim,
-            unpadded=call.unpadded,
-        )
-
-    def segment(self, segment: Segment) -> Segment:
-        """Return a segment."""
-        return replace(
-            segment,
-            mesh=self.meshes[segment.mesh],
-            block=self.block(segment.block),
-            calls=tuple(map(self.call, segment.calls)),
-            inputs=self.all(segment.inputs),
-            outputs=self.all(segment.outputs),
-        )
+        """Return several values."""
+        known = self.values
+        return tuple([known[value] for value in values])
 
     def finished(self, calls: Segment, told: Finished) -> Finished:
         """Return a finished segment, whose ``calls`` are moved already."""
@@ -115,16 +92,76 @@ class Move:
                 deferred_values=self.all(segment.deferred_values),
             ),
             frozenset(self.all(told.saved)),
-            {self.value(one): self.value(other) for one, other in told.views.items()},
+            dict(map(self._pair, told.views.items())),
         )
 
-    def step(self, step: Step) -> Step:
-        """Return a step."""
+    def _pair(self, pair: tuple[int, int]) -> tuple[int, int]:
+        return self.values[pair[0]], self.values[pair[1]]
+
+    def _block(self, number: int) -> int:
+        return number + self.blocks if number >= 0 else number
+
+    def _make(self, value: int) -> int:
+        """Ask for a value as the other was asked for."""
+        (tensor, mesh, layout, scope, role), extra = self.builder.asked[value]
+        extra = extra.copy()
+        if "gradient" in extra:
+            extra["gradient"] = self.values[extra["gradient"]]
+        if "alias" in extra:
+            extra["alias"] = self.values[extra["alias"]]
+        said = (self.tensors[tensor], self.meshes[mesh], layout, scope, role)
+        return self.builder.ask(said, extra)
+
+    def _call(self, call: Call) -> Call:
+        index = call.operator + self.operators
+        ends = self.all(call.operands), self.all(call.results)
+        return self.builder.once(
+            ("call", index, call.dims, *ends), partial(self._called, call, index, *ends)
+        )
+
+    def _called(
+        self, call: Call, index: int, operands: tuple[int, ...], results: tuple[int, ...]
+    ) -> Call:
+        return Call(
+            operator=index,
+            operands=operands,
+            results=results,
+            result_shapes=call.result_shapes,
+            dims=call.dims,
+            partial_axes=call.partial_axes,
+            once=call.once,
+            scale=call.scale,
+            offset_dim=call.offset_dim,
+            unpadded=call.unpadded,
+        )
+
+    def _segment(self, segment: Segment) -> Segment:
+        return Segment(
+            mesh=self.meshes[segment.mesh],
+            block=self._block(segment.block),
+            calls=tuple(map(self._call, segment.calls)),
+            inputs=self.all(segment.inputs),
+            outputs=self.all(segment.outputs),
+            has_backward=segment.has_backward,
+            recomputed=segment.recomputed,
+        )
+
+    def _message(self, message: Message) -> Message:
+        return replace(
+            message,
+            mesh=self.meshes[message.mesh],
+            sources=self.all(message.sources),
+            results=self.all(message.results),
+            destination=self.meshes[message.destination],
+        )
+
+    def _step(self, step: Step) -> Step:
         if step.resource not in self._resources:
             self._resources[step.resource] = self._resource(step.resource)
+        items = self._segments if step.kind in RUNS else self._messages
         return Step(
             kind=step.kind,
-            item=step.item + (self.segments if step.kind in RUNS else self.messages),
+            item=items[step.item],
             resource=self._resources[step.resource],
             reads=self.all(step.reads),
             writes=self.all(step.writes),
@@ -140,173 +177,111 @@ class Move:
             return f"link:{self._links[link]}:{axes}"
         return f"{sort}:{'-'.join(self._links[link] for link in rest.split('-'))}"
 
-    def use(self, use: Use) -> Use:
-        """Return a parameter as a mesh uses it."""
-        source = self.value(use.source)
-        return Use(self.tensors[use.tensor], self.meshes[use.mesh], self.value(use.value), source)
+    def _use(self, use: Use) -> Use:
+        values = self.values
+        mesh = self.meshes[use.mesh]
+        return Use(self.tensors[use.tensor], mesh, values[use.value], values[use.source])
 
-    def entry(self, entry: Entry) -> Entry:
-        """Return a forward step."""
+    def _entry(self, entry: Entry) -> Entry:
         adapts, sends, receives = (
-            None if ends is None else (self.value(ends[0]), self.value(ends[1]))
+            None if ends is None else self._pair(ends)
             for ends in (entry.adapts, entry.sends, entry.receives)
         )
         return Entry(
-            block=self.block(entry.block),
-            steps=[self.step(step) for step in entry.steps],
-            segment=entry.segment + self.segments if entry.segment >= 0 else -1,
-            gathers=tuple([self.use(use) for use in entry.gathers]),
+            block=self._block(entry.block),
+            steps=list(map(self._step, entry.steps)),
+            segment=self._segments[entry.segment],
+            gathers=tuple(map(self._use, entry.gathers)),
             adapts=adapts,
             sends=sends,
             receives=receives,
         )
 
-    def holdings(self, holdings: Holdings) -> Holdings:
-        """Return what a mesh has come to hold."""
+    def _holdings(self, holdings: Holdings) -> Holdings:
         held, entering, halos = holdings
-        tensors, value = self.tensors, self.value
+        tensors, value = self.tensors, self.values
         return (
             {
                 (tensors[tensor], scope): Held(
-                    value(one.origin),
-                    {pair: value(v) for pair, v in one.by_pair.items()},
-                    {layout: value(v) for layout, v in one.by_layout.items()},
+                    value[one.origin],
+                    {pair: value[v] for pair, v in one.by_pair.items()},
+                    {layout: value[v] for layout, v in one.by_layout.items()},
                 )
                 for (tensor, scope), one in held.items()
             },
             {
-                (tensors[tensor], scope): {how: value(v) for how, v in one.items()}
+                (tensors[tensor], scope): {how: value[v] for how, v in one.items()}
                 for (tensor, scope), one in entering.items()
             },
             {
-                tensors[tensor]: {(value(of), how): value(v) for (of, how), v in one.items()}
+                tensors[tensor]: {(value[of], how): value[v] for (of, how), v in one.items()}
                 for tensor, one in halos.items()
             },
         )
 
-    def message(self, message: Message) -> Message:
-        """Return a message."""
-        return replace(
-            message,
-            mesh=self.meshes[message.mesh],
-            sources=self.all(message.sources),
-            results=self.all(message.results),
-            destination=self.meshes[message.destination] if message.destination >= 0 else -1,
-        )
 
-    def record(self, record: Record, stages: Sequence[Stage]) -> Record:
-        """Append to the builder what a block makes, and return all that lowering it does."""
-        segments = self._append(record)
-        entries = [(list[Entry](), list[Entry]()) for _ in stages]
-        blocks, leaves = [stage.block for stage in stages], [NOTHING] * len(stages)
-        for one, other in self.meshes.items():
-            prologue, forward = record.entries[one]
-            entries[other] = list(map(self.entry, prologue)), list(map(self.entry, forward))
-            blocks[other] = self.block(record.blocks[one])
-            leaves[other] = self.holdings(record.leaves[one])
-        uses, first_uses = self.uses(record)
-        return Record(
-            rests_on=record.rests_on,
-            entries=tuple(entries),
-            segments=segments,
-            pending=self.pairs(record.pending),
-            blocks=tuple(blocks),
-            leaves=tuple(leaves),
-            uses=uses,
-            first_uses=first_uses,
-            taken=dict.fromkeys(self.all(record.taken)),
-            turned=self.pairs(record.turned),
-            external=frozenset(self.all(record.external)),
-            lasting=self.all(record.lasting),
-            cuts={self.tensors[tensor]: dim for tensor, dim in record.cuts.items()},
-            known={},
-            made=frozenset(self.all(record.made)),
-        )
-
-    def _append(self, record: Record) -> tuple[tuple[int, Segment], ...]:
-        """Append to the builder what a block makes; return its segments."""
-        builder = self.builder
-        values, _, messages = map(slice, self.old.first, self.old.last)
-        builder.append_like(
-            values, list(map(self.made, builder.values[values])), self.all(builder.roots[values])
-        )
-        segments = tuple([(i + self.segments, self.segment(one)) for i, one in record.segments])
-        builder.segments += [one for _, one in segments]
-        builder.messages += map(self.message, builder.messages[messages])
-        return segments
-
-    def pairs(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """Return pairs of values."""
-        return tuple([(self.value(one), self.value(other)) for one, other in pairs])
-
-    def uses(self, record: Record) -> tuple[dict[UseKey, Use], dict[FirstKey, Use]]:
-        """Return parameters as meshes use them, by their keys."""
-        moved = {id(use): self.use(use) for use in record.uses.values()}
-        meshes, tensors = self.meshes, self.tensors
-        return (
-            {
-                (meshes[key[0]], tensors[key[1]], key[2], key[3]): moved[id(use)]
-                for key, use in record.uses.items()
-            },
-            {
-                (meshes[mesh], tensors[tensor], layout): moved[id(use)]
-                for (mesh, tensor, layout), use in record.first_uses.items()
-            },
-        )
+def _messages(record: Record) -> set[int]:
+    """Return the messages that a block sends."""
+    entries = chain.from_iterable(chain.from_iterable(record.entries))
+    steps = chain.from_iterable([entry.steps for entry in entries])
+    return {step.item for step in steps if step.kind not in RUNS}
 
 
 class Linker:
-    """Lowers blocks of one strategy, each as one before that stood alike, if there is one."""
+    """Lowers blocks, each as one before that stood alike, if there is one."""
 
-    def __init__(self, lowering: Lowers) -> None:
-        self.lowering, self.builder = lowering, lowering.builder
-        self._known: dict[int, list[tuple[Record, Standing]]] = {}
-        self._stood: dict[int, tuple[int, Standing]] = {}  # by segment, and like which block
+    def __init__(self, builder: ProgramBuilder) -> None:
+        self.builder = builder
+        self._known: dict[int, list[tuple[object, Record, Standing]]] = {}
+        # By segment: its place in its block, how that stands, and which stood so first.
+        self._stood: dict[int, tuple[int, Standing, Standing]] = {}
         self._finished: dict[object, tuple[Finished, Standing]] = {}
-        self._moves: dict[tuple[int, int], Move] = {}
 
-    def lower(self, block: Alike, act: Callable[[], None]) -> Record:
+    def lower(
+        self,
+        lowering: Lowers,
+        block: Alike,
+        rests_on: tuple[object, ...],
+        act: Callable[[], None],
+    ) -> Record:
         """Lower a block, by ``act`` if it stands like none before."""
-        lowering, builder = self.lowering, self.builder
+        builder, leaves, stages = self.builder, block.around.leaves, lowering.stages
         standing = Standing(builder, block)
-        rests_on = standing.said(lowering)
-        known = self._known.setdefault(block.kind, [])
-        for record, other in known:
-            if record.rests_on == rests_on:
-                found = self._move(other, standing).record(record, lowering.stages)
-                lowering.repeat(found)
-                like = other.block.number
+        said, known = standing.said(lowering), self._known.setdefault(block.kind, [])
+        like, held = standing, list[Holdings]()
+        for other, record, first in known:
+            if other == said:
+                act = partial(Move(builder, first, standing).repeat, record, lowering)
+                like = first
                 break
         else:
-            leaves, stages = block.around.leaves, lowering.stages
             held = [stage.holdings(leaves) for stage in stages]
-            found = lowering.record(leaves, rests_on, act)
-            found = replace(found, leaves=tuple(map(news, found.leaves, held)))
-            standing.last, like = builder.counts(), block.number
-            known.insert(0, (found, standing))
+        found = lowering.record(leaves, rests_on, act)
+        standing.add(builder.made)
+        if like is standing:
+            fresh = replace(found, leaves=tuple(map(news, found.leaves, held)))
+            known.insert(0, (said, fresh, standing))
             del known[KEPT:]  # of the ways in which blocks of this kind stand
-        for index, _ in found.segments:
-            self._stood[index] = like, standing
+        for place, number in enumerate(found.numbers):
+            self._stood[number] = place, standing, like
         return found
 
     def finish(self, number: int) -> Finished:
-        """Finish a segment, as one of another block if that is alike."""
-        builder = self.builder
-        if number not in self._stood:
-            return finish(builder, number)
-        like, standing = self._stood[number]
-        segment = builder.segments[number]
-        outputs = [value for value in segment.outputs if value in builder.external]
+        """Return a segment with only the outputs that somebody reads."""
+        builder, segment = self.builder, self.builder.segments[number]
+        outputs = tuple([value for value in segment.outputs if value in builder.external])
         told = (outputs, segment.rematerialised, segment.unused_in_backward)
-        key = (like, number - standing.first[1], *map(standing.local, told))
+        return builder.once(("finish", number, *told), partial(self._finish, number, *told))
+
+    def _finish(self, number: int, *told: tuple[int, ...]) -> Finished:
+        """Finish a segment, as one of another block if that is alike."""
+        builder, segment = self.builder, self.builder.segments[number]
+        if number not in self._stood:
+            return finish(builder, segment, told[0])
+        place, standing, like = self._stood[number]
+        key = (like, place, *map(standing.local, told))
         if key not in self._finished:
-            self._finished[key] = finish(builder, number), standing
+            self._finished[key] = finish(builder, segment, told[0]), standing
             return self._finished[key][0]
         finished, other = self._finished[key]
-        return self._move(other, standing).finished(segment, finished)
-
-    def _move(self, old: Standing, new: Standing) -> Move:
-        ends = old.block.number, new.block.number
-        if ends not in self._moves:
-            self._moves[ends] = Move(self.builder, old, new)
-        return self._moves[ends]
+        return Move(builder, other, standing).finished(segment, finished)

@@ -83,7 +83,7 @@ class Lowering:
         self.pushes: list[Push] = []
         self.blocks: list[Record] = []
         self.late: set[int] = set()  # parameters with gradients pending that no block notes
-        self.links = Linker(self)
+        self.links = builder.once("links", partial(Linker, builder))
 
     def run(self) -> Program:
         """Lower everything."""
@@ -111,10 +111,16 @@ class Lowering:
     # -- forward -------------------------------------------------------------------------------
 
     def lower_block(self, number: int) -> None:
-        """Lower the operators of one block forward, or do what was done for one that stands alike."""
-        block, act = self.builder.ground.alike[number], partial(self.lower_anew, number)
-        found = self.record((), (), act) if block is None else self.links.lower(block, act)
-        self.blocks.append(found)
+        """Lower the operators of one block forward."""
+        self.blocks.append(self.lowered(number, ()))
+
+    def lowered(self, number: int, rests_on: tuple[object, ...]) -> Record:
+        """Lower a block, or do what was done for one that stands alike."""
+        ground, act = self.builder.ground, partial(self.lower_anew, number)
+        block = ground.alike[number]
+        if block is None:
+            return self.record(ground.blocks[number].leaves, rests_on, act)
+        return self.links.lower(self, block, rests_on, act)
 
     def lower_anew(self, number: int) -> None:
         """Lower the operators of one block forward; its segments end with it."""

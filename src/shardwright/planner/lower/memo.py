@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
-from shardwright.core.program import Segment, Value
+from shardwright.core.program import Message, Segment, Value
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower.builder import Extra, Made, ProgramBuilder, Said
 from shardwright.planner.lower.ground import Ground
@@ -42,7 +42,9 @@ class LastingBuilder(ProgramBuilder):
         self._known: dict[Hashable, _Alike] = {}
         self._turn = 0
         self.first_size = 0  # values of the first strategy
-        self._segment_numbers: dict[Segment, int] = {}
+        # By what they read and make.
+        self._segments: dict[object, list[tuple[Segment, int]]] = {}
+        self._message_numbers: dict[Message, int] = {}
         self._untold: dict[int, Value] = {}
         self._told: dict[tuple[int, int], Value] = {}
         self._base: dict[tuple[int, int, int], int] = {}
@@ -59,6 +61,7 @@ class LastingBuilder(ProgramBuilder):
 
     def make_for(self, maker: Hashable) -> None:
         """Number values from here on as ``maker`` did before, as far as they are alike."""
+        super().make_for(maker)
         self.maker = maker
         self._known = self._numbers.setdefault(maker, {})
         self._turn += 1
@@ -80,25 +83,31 @@ class LastingBuilder(ProgramBuilder):
 
     def add_segment(self, segment: Segment) -> int:
         """Return the index of a segment; an equal one has the same."""
-        index = self._segment_numbers.get(segment, -1)
-        if index < 0:
-            index = self._segment_numbers[segment] = super().add_segment(segment)
-        else:
-            self.segments[index] = segment
-            self.begun.append((index, segment))
-        return index
+        key = (segment.block, segment.inputs, segment.outputs)
+        known = self._segments.setdefault(key, [])
+        for other, index in known:
+            if other == segment:
+                self.segments[index] = segment
+                self.begun.append((index, segment))
+                return index
+        known.append((segment, super().add_segment(segment)))
+        return known[-1][1]
 
-    def set_gradient(self, value: int, gradient: int) -> None:
-        """Tell a parameter at rest where its gradient accumulates, in this lowering."""
-        key = (value, gradient)
-        if key not in self._told:
-            self._told[key] = replace(self.values[value], gradient=gradient)
-        self.turn([key])
+    def add_message(self, message: Message) -> int:
+        """Return the index of a message; an equal one that some maker asks for again has the same."""
+        if self.maker is None:
+            return super().add_message(message)
+        index = self._message_numbers.get(message, -1)
+        if index < 0:
+            index = self._message_numbers[message] = super().add_message(message)
+        return index
 
     def turn(self, told: Sequence[tuple[int, int]]) -> None:
         """Tell parameters at rest their gradients as they were told before."""
         values, untold = self.values, self._untold
         for key in told:
+            if key not in self._told:
+                self._told[key] = replace(values[key[0]], gradient=key[1])
             untold.setdefault(key[0], values[key[0]])
             values[key[0]] = self._told[key]
         self.turned += told
@@ -113,12 +122,12 @@ class LastingBuilder(ProgramBuilder):
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what ``make`` made when it was first asked for."""
         if key not in self.remembered:
-            maker, self.maker = self.maker, None
+            maker, made, self.maker, self.made = self.maker, self.made, None, []
             try:
                 self.remembered[key] = make()
             finally:
-                self.maker = maker
-        return cast(Made, self.remembered[key])
+                self.maker, self.made = maker, made
+        return self.remembered[key]
 
     @property
     def is_full(self) -> bool:

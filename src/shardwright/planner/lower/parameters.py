@@ -116,7 +116,7 @@ class Parameters:
             )  # fmt: skip
         self.taken[rest] = None
         if entry.gradient != gradient:
-            builder.set_gradient(rest, gradient)
+            builder.turn([(rest, gradient)])
         return rest
 
     def _new_use(

@@ -139,7 +139,7 @@ class Stage:
         segment.produced.update(results)
         segment.calls.append(
             builder.once(
-                ("call", self.index, index, scope, dims, *operands, *results),
+                ("call", index, dims, tuple(operands), tuple(results)),
                 partial(self._call, index, operands, results, scope),
             )
         )
@@ -340,8 +340,7 @@ class Stage:
         )
         steps: list[Step] = []
         if same < 0:
-            ends = (held.origin, value)
-            steps = builder.once(("lies", *ends), partial(builder.chain, [ends], "activation"))
+            steps = builder.chain([(held.origin, value)], "activation")
         builder.external.add(held.origin if same < 0 else same)
         adapts = (held.origin, value) if trained else None
         self._entries(scope).append(Entry(self.block, steps, adapts=adapts))

@@ -19,7 +19,7 @@ from shardwright.planner.space.configs import Placements
 
 
 class Lowers(Protocol):
-    """What lowers blocks, and notes and repeats what that did."""
+    """What lowers blocks, and notes what that did."""
 
     builder: ProgramBuilder
     stages: list[Stage]
@@ -33,21 +33,16 @@ class Lowers(Protocol):
         """Lower a block by ``act``, and note all that this did."""
         ...
 
-    def repeat(self, record: Record) -> None:
-        """Do what a record says."""
-        ...
-
 
 class Standing:
-    """How a block stands, and the values and meshes that it met, in order; ``first`` are the numbers that
-    its first value, segment and message have, ``last`` those behind its last."""
+    """How a block stands, and the values and meshes that it met, in order; behind them those values that it
+    made."""
 
     def __init__(self, builder: ProgramBuilder, block: Alike) -> None:
         self.builder, self.block = builder, block
         self.values: dict[int, int] = {}
         self.meshes: dict[int, int] = {}
         self.place = {tensor: at for at, tensor in enumerate(block.tensors)}
-        self.first = self.last = builder.counts()
         self._facts: list[object] = []
 
     def said(self, lowering: Lowers) -> tuple[object, ...]:
@@ -115,8 +110,12 @@ class Standing:
 
     def local(self, values: Iterable[int]) -> tuple[int, ...]:
         """Return values that the block has met or made by its own numbers."""
-        first, count, known = self.first[0], len(self.values), self.values
-        return tuple([v - first + count if v >= first else known[v] for v in values])
+        return tuple([self.values[value] for value in values])
+
+    def add(self, made: Iterable[int]) -> None:
+        """Number values that the block made."""
+        for value in made:
+            self.values[value] = len(self.values)
 
     def mesh(self, index: int) -> int:
         """Return the number of a mesh in the order in which they are met."""

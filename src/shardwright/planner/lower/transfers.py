@@ -22,7 +22,7 @@ def transfer_all(
     """Append a transfer of (source, result) pairs between two meshes, which travel together."""
     sources, results = (tuple([pair[end] for pair in pairs]) for end in (0, 1))
     here, there = builder.values[sources[0]].mesh, builder.values[results[0]].mesh
-    builder.messages.append(
+    item = builder.add_message(
         Message(
             primitive="transfer",
             mesh=here,
@@ -36,7 +36,6 @@ def transfer_all(
         )
     )
     builder.external.update(sources)
-    item = len(builder.messages) - 1
     # Chunks of the same devices share their links.
     ends = f"{builder.links[here]}-{builder.links[there]}"
     send = Step(kind=Kind.SEND, item=item, resource=f"send:{ends}", reads=sources)
