@@ -221,15 +221,19 @@ def _join(builder: ProgramBuilder, program: Program) -> None:
     that a segment makes."""
     times = Counter[int]()  # by gradient: how often this run has made it
     is_joined = joined(program)
-    for index in np.flatnonzero(program.kind == Kind.BACKWARD).tolist():
+    backwards = np.flatnonzero(program.kind == Kind.BACKWARD)
+    backwards = backwards[np.argsort(program.group[backwards], kind="stable")]  # mesh by mesh
+    follows = is_joined[backwards]
+    in_a_run = follows | np.append(follows[1:], False)
+    for index in backwards[in_a_run].tolist():
         segment = program.segments[int(program.item[index])]
         trained = {v: program.values[v].gradient for v in segment.inputs}
-        if is_joined[index]:
+        if not is_joined[index]:
+            times.clear()
+        else:
             sums = _sums(builder, trained, times)
             alone = program.temporary[index] if sums else segment.temporary_bytes[1]
             program.temporary[index] += joined_bytes(builder, segment, sums) - alone
-        else:
-            times.clear()
         times.update(trained.values())
 
 
