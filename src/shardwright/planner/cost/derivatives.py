@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from shardwright.core.graph import Operator, OperatorGraph
+
+Shapes = tuple[tuple[int, ...], ...]
+# What autograd keeps of an operator: which inputs and outputs, and bytes besides, by local shapes of both.
+ExtraBytes = Callable[[Shapes, Shapes], int]
+Saved = tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]
+Rule = Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]
 
 OPAQUE = "opaque"  # the bare name of every module that runs as one operator
 MODULES = (OPAQUE, "rowwise")  # first words of their kinds

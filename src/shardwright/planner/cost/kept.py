@@ -17,7 +17,6 @@ Dropout: ``marks`` keeps one byte per element, as on CUDA, not a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import cast
 
 from shardwright.core.graph import Operator, OperatorGraph
@@ -26,13 +25,14 @@ from shardwright.planner.cost.derivatives import (
     RECURRENCES,
     SAME,
     VIEWS,
+    ExtraBytes,
+    Rule,
+    Saved,
+    Shapes,
     base_kind,
     is_identity,
 )
 from shardwright.planner.cost.recurrent import kept_of_cell, kept_of_layers, number_bytes
-
-Shapes = tuple[tuple[int, ...], ...]
-ExtraBytes = Callable[[Shapes, Shapes], int]
 
 # Names with nothing to keep: the gradient needs shapes only.
 KEEPS_NOTHING = frozenset({
@@ -141,10 +141,6 @@ def _other_factors(needs: tuple[bool, ...]) -> tuple[int, ...]:
     if len(needs) == 1:
         return ()
     return tuple(mine for mine, partner in ((0, 1), (1, 0)) if needs[partner])
-
-
-Saved = tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]
-Rule = Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]
 
 
 def _addmm(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
-from shardwright.planner.cost.derivatives import recurrence
-
-if TYPE_CHECKING:
-    from shardwright.planner.cost.kept import Rule, Saved, Shapes
+from shardwright.planner.cost.derivatives import Rule, Saved, Shapes, recurrence
 
 # Of every layer what runs a recurrence keeps so many times its outputs, and so much before the first step.
 KEPT_OF_LAYERS = {"fused": (16.5, 14.4), "LSTM": (8.0, 0.0), "GRU": (8.0, 0.0), "RNN": (2.0, 0.0)}

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.cost.kept import ExtraBytes, saved_tensors
+from shardwright.planner.cost.derivatives import ExtraBytes
+from shardwright.planner.cost.kept import saved_tensors
 from shardwright.planner.cost.recomputation import storages
 
 
