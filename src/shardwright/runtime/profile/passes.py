@@ -15,10 +15,12 @@ The clock is the thread's own, so that other programs do not count.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,17 +59,15 @@ def time_in_passes(
     """
     deadline = time.perf_counter() + budget_seconds
     others = torch.zeros(CACHED_BYTES // 4 if from_memory else 0)
-    total, done, seen = sum(map(len, runs)), 0, _Seen()
+    total, done, turns, engine = sum(map(len, runs)), 0, list[_Turn](), list[float]()
     for group in _groups(runs):
         size, left = sum(map(len, group)), deadline - time.perf_counter()
         if left > 0:
-            _time(group, left * size / (total - done), others, seen)
+            turns += _time(group, left * size / (total - done), others, engine)
         done += size
         report(done, total)
-    start = summarise(seen.engine).seconds if seen.engine else 0.0
-    backward = {shard.keys[1] for run in runs for shard in run}
-    timings = {key: summarise(laps) for key, laps in seen.laps.items()}
-    for key in timings.keys() & backward:
+    timings, start = _by_key(turns), summarise(engine).seconds if engine else 0.0
+    for key in timings.keys() & {turn.shard.keys[1] for turn in turns}:
         seconds = max(timings[key].seconds - start, 0.0)
         timings[key] = replace(timings[key], seconds=seconds)
     return timings
@@ -93,6 +93,7 @@ class _Turn:
 
     def __init__(self, shard: Shard, shared: dict[object, Tensor]) -> None:
         self.shard = shard
+        self.laps: tuple[list[float], list[float]] = ([], [])
         tensors = [_own_or_shared(operand, shared) for operand in shard.operands]
         self.target, self.args, self.kwargs = shard.bind(tensors)
         self.wanted = [tensor for tensor in tensors if tensor.requires_grad]
@@ -104,15 +105,15 @@ class _Turn:
         self.made: Any = None
         self.seeds: list[Tensor] | None = None
 
-    def forward(self, seen: _Seen) -> None:
+    def forward(self) -> None:
         # The operator before it has just written them.
         for tensor in self.fresh:
             apart(tensor).mul_(1)
         begin = time.thread_time()
         self.made = self.target(*self.args, **self.kwargs)
-        seen.add(self.shard.keys[0], time.thread_time() - begin)
+        self.laps[0].append(time.thread_time() - begin)
 
-    def backward(self, seen: _Seen) -> Any:
+    def backward(self) -> Any:
         outs = gradient_outputs(self.made)
         self.made = None
         if not self.wanted or not outs:
@@ -123,8 +124,14 @@ class _Turn:
             apart(seed).mul_(1)
         begin = time.thread_time()
         found = torch.autograd.grad(outs, self.wanted, self.seeds, allow_unused=True)
-        seen.add(self.shard.keys[1], time.thread_time() - begin)
+        self.laps[1].append(time.thread_time() - begin)
         return found
+
+    def without_tensors(self) -> _Turn:
+        """Hold no tensors any longer."""
+        self.args, self.kwargs, self.wanted, self.fresh = (), {}, [], []
+        self.made = self.seeds = None
+        return self
 
 
 def _own_or_shared(operand: Operand, shared: dict[object, Tensor]) -> Tensor:
@@ -136,25 +143,30 @@ def _own_or_shared(operand: Operand, shared: dict[object, Tensor]) -> Tensor:
     return shared[name]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What calls took, by key, and what the autograd engine takes by itself."""
+def _by_key(turns: Sequence[_Turn]) -> dict[str, Timing]:
+    """Return what shards took in the median of all their calls, each of which varies by the spread: that some
+    of them always find less in the caches than others is no doubt about what all take."""
+    calls: dict[str, list[list[float]]] = {}
+    for turn in turns:
+        for key, laps in zip(turn.shard.keys, turn.laps, strict=True):
+            if laps:
+                calls.setdefault(key, []).append(laps)
+    found: dict[str, Timing] = {}
+    for key, each in calls.items():
+        spread = statistics.median(summarise(laps).spread for laps in each)
+        found[key] = replace(summarise(list(chain.from_iterable(each))), spread=spread)
+    return found
 
-    laps: dict[str, list[float]] = field(default_factory=dict)
-    engine: list[float] = field(default_factory=list)
 
-    def add(self, key: str, seconds: float) -> None:
-        self.laps.setdefault(key, []).append(seconds)
-
-    @property
-    def is_settled(self) -> bool:
-        seconds = spread = 0.0
-        for laps in self.laps.values():
-            timing = summarise(laps)
-            # The spread of the median of so many.
-            spread += timing.spread / len(laps) ** 0.5
-            seconds += timing.seconds
-        return spread <= TOLERANCE * seconds
+def _is_enough(turns: Sequence[_Turn], number: int, begin: float, deadline: float) -> bool:
+    """Whether so many passes since ``begin`` have told what can be told in time."""
+    now = time.perf_counter()
+    if number < ENOUGH or now - begin <= LEAST_SECONDS:
+        return number >= FEWEST and now > deadline
+    timings = _by_key(turns).values()
+    # The spread of the median of so many.
+    spread = sum(timing.spread / timing.count**0.5 for timing in timings)
+    return now > deadline or spread <= TOLERANCE * sum(timing.seconds for timing in timings)
 
 
 def gradient_outputs(result: Any) -> list[Tensor]:
@@ -163,46 +175,49 @@ def gradient_outputs(result: Any) -> list[Tensor]:
     return [out for out in results if isinstance(out, Tensor) and out.requires_grad]
 
 
-def _time(runs: Sequence[Run], budget_seconds: float, others: Tensor, seen: _Seen) -> None:
-    """Time shards that are in memory together; the first pass warms up and is not counted."""
+def _time(
+    runs: Sequence[Run], budget_seconds: float, others: Tensor, engine: list[float]
+) -> list[_Turn]:
+    """Time shards that are in memory together; the first pass warms up and is not counted. ``engine`` gets what
+    the autograd engine takes by itself."""
     deadline = time.perf_counter() + budget_seconds
     shared: dict[object, Tensor] = {}
     ready = [[turn for shard in run if (turn := _ready(shard, shared))] for run in runs]
-    _run_pass(ready, others, _Seen())
-    begin = time.perf_counter()
-    for number in range(1, MOST + 1):
-        _run_pass(ready, others, seen)
-        now = time.perf_counter()
-        is_enough = number >= ENOUGH and now - begin > LEAST_SECONDS
-        if (now > deadline and number >= FEWEST) or (is_enough and seen.is_settled):
-            break
+    turns = [turn for run in ready for turn in run]
+    _run_pass(ready, others, [])
+    for turn in turns:
+        turn.laps = ([], [])
+    begin, number = time.perf_counter(), 0
+    while number < MOST and not _is_enough(turns, number, begin, deadline):
+        _run_pass(ready, others, engine)
+        number += 1
+    return [turn.without_tensors() for turn in turns]
 
 
 def _ready(shard: Shard, shared: dict[object, Tensor]) -> _Turn | None:
     """Return a shard made ready; None where it fails, as it does not in a pass after that."""
-    unseen = _Seen()
     try:
         turn = _Turn(shard, shared)
-        turn.forward(unseen)
-        turn.backward(unseen)
+        turn.forward()
+        turn.backward()
     except FAILURES:
         return None
     return turn
 
 
-def _run_pass(runs: Sequence[Sequence[_Turn]], others: Tensor, seen: _Seen) -> None:
+def _run_pass(runs: Sequence[Sequence[_Turn]], others: Tensor, engine: list[float]) -> None:
     for turns in runs:
         others.sum()
         for turn in turns:
-            turn.forward(seen)
+            turn.forward()
         others.sum()
         recent: deque[Any] = deque(maxlen=RECENT)
         for number, turn in enumerate(reversed(turns)):
-            recent.append(turn.backward(seen))
+            recent.append(turn.backward())
             if (
                 number % ENGINE_EVERY == 0
             ):  # not before the first, which begins backward in a step as well
-                seen.engine.append(_engine_seconds())
+                engine.append(_engine_seconds())
 
 
 def _engine_seconds() -> float:
