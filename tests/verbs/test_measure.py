@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from shardwright import api
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Record
+from shardwright.planner.cost.compute import has_backward
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.profile import Wanted
 from shardwright.verbs import measure
@@ -25,13 +27,25 @@ pytestmark = pytest.mark.torch
 def taken(
     captured: Captured, wanted: Wanted, _: Cluster, request: Request, __: Watch
 ) -> list[Record]:
-    """Return records of all that is asked for."""
-    when = "2026-01-01T00:00:00+00:00"
+    """Return records of all that is asked for and runs: not of the backward of what has none."""
+    graph = captured.graph
+    there = {
+        key
+        for run in wanted.runs
+        for shard in run
+        for key, runs in zip(
+            measure.keys_of(graph, shard, request.precision),
+            (True, has_backward(graph, graph.operators[shard[0]])),
+            strict=True,
+        )
+        if runs
+    }
+    when = datetime.now(UTC).isoformat()
     return [
         Record(
             key=key, seconds=SECONDS, spread=0.0, count=1, environment=THERE, measured_at=when
         )
-        for key in sorted(wanted.keys)
+        for key in sorted(wanted.keys & there)
     ]  # fmt: skip
 
 
@@ -42,10 +56,20 @@ def test_what_is_chosen_was_measured_however_fast_models_say_the_rest_is(
     after four searches it still had done so."""
     monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
     module, batch = mlp()
-    bench = measure.Bench(environment=THERE, measure=taken)
+    asked: list[Wanted] = []
+
+    def noted(captured: Captured, wanted: Wanted, *rest: object) -> list[Record]:
+        asked.append(wanted)
+        return taken(captured, wanted, *rest)  # type: ignore[arg-type]
+
+    bench = measure.Bench(environment=THERE, measure=noted)
     study = api.study(module, "1x4xA100", batch=batch, bench=bench)
     best = study.frontier.best.strategy
     run = shards((best,), study.graph)
     keys = {key for shard in run for key in measure.keys_of(study.graph, shard, best.precision)}
+    known = study.costs.operator_map.keys()
     assert keys
-    assert keys <= study.costs.operator_map.keys()
+    assert {key for key in keys - known if "|forward|" in key} == set()
+    asked.clear()
+    assert api.study(module, "1x4xA100", batch=batch, bench=bench).num_measured == 0
+    assert asked == []  # also nothing that has no backward

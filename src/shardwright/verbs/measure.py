@@ -219,28 +219,30 @@ def missing(
 ) -> Wanted:
     """Return all that strategies run and nobody has measured, each in what the first to run it runs."""
     runs: list[tuple[Shard, ...]] = []
-    wanted: set[str] = set()
+    wanted: dict[str, str] = {}  # backward by forward: there may be none to measure
     for strategy in strategies:
         run, keys = shortened(graph, run_of(strategy, graph), precision)
-        if fresh := keys - done - wanted:
+        if fresh := keys.keys() - done - wanted.keys():
             runs.append(run)
-            wanted |= fresh
-    return Wanted(runs=tuple(runs), keys=frozenset(wanted))
+            wanted |= {forward: keys[forward] for forward in fresh}
+    return Wanted(runs=tuple(runs), keys=frozenset((*wanted, *wanted.values())))
 
 
 def shortened(
     graph: OperatorGraph, run: Iterable[Shard], precision: str
-) -> tuple[tuple[Shard, ...], set[str]]:
-    """Return what is to run of a model in order that each of its layers runs as in it, and the keys of that:
-    of what is equal the first few."""
+) -> tuple[tuple[Shard, ...], dict[str, str]]:
+    """Return what is to run of a model in order that each of its layers runs as in it, and the keys of that,
+    backward by forward: of what is equal the first few."""
     kept: list[Shard] = []
+    keys: dict[str, str] = {}
     count: Counter[str] = Counter()
     for shard in run:
-        keys = keys_of(graph, shard, precision)
-        count.update(keys)
-        if count[keys[0]] <= ALIKE:
+        forward, backward = keys_of(graph, shard, precision)
+        keys[forward] = backward
+        count[forward] += 1
+        if count[forward] <= ALIKE:
             kept.append(shard)
-    return tuple(kept), set(count)
+    return tuple(kept), keys
 
 
 def keys_of(graph: OperatorGraph, shard: Shard, precision: str) -> tuple[str, str]:
