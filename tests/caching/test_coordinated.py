@@ -143,7 +143,7 @@ def of_session(session):
 def test_workers_of_a_killed_job_end_too_and_the_next_start_sweeps(tmp_path):
     how = sharing(tmp_path)
     out = tmp_path / "out"
-    job = start_job(how, out, 4, 0.005, 2)
+    job = start_job(how, out, 4, 0.2, 2)  # for seconds: to be killed on the way
     wait_until(lambda: is_at(out, 8))
     workers = {int(line.split()[1]) for line in (tmp_path / "log").read_text().splitlines()}
     assert workers
