@@ -14,7 +14,7 @@ from shardwright.planner.cost.compute import has_backward
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.profile import Wanted
 from shardwright.verbs import measure
-from shardwright.verbs.narrate import shards
+from shardwright.verbs.narrate import run_of
 from shardwright.verbs.request import Request, Watch
 from tests.zoo import mlp
 
@@ -65,7 +65,7 @@ def test_what_is_chosen_was_measured_however_fast_models_say_the_rest_is(
     bench = measure.Bench(environment=THERE, measure=noted)
     study = api.study(module, "1x4xA100", batch=batch, bench=bench)
     best = study.frontier.best.strategy
-    run = shards((best,), study.graph)
+    run = run_of(best, study.graph)
     keys = {key for shard in run for key in measure.keys_of(study.graph, shard, best.precision)}
     known = study.costs.operator_map.keys()
     assert keys

@@ -12,7 +12,7 @@ from shardwright.core.costs import CostTable
 from shardwright.planner.search import search
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.verbs.narrate import axis_words, plain_strategies, shards, tell
+from shardwright.verbs.narrate import axis_words, plain_strategies, run_of, tell
 from tests.planner.search.models import cluster, mlp
 
 pytestmark = pytest.mark.torch
@@ -65,4 +65,4 @@ def test_a_model_that_microbatches_cannot_cut_is_measured_without_a_pipeline() -
     strategies = plain_strategies(graph, 2)
     assert strategies
     assert all(strategy.pipeline.num_microbatches == 1 for strategy in strategies)
-    assert shards(strategies, graph)
+    assert all(run_of(strategy, graph) for strategy in strategies)

@@ -13,7 +13,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.errors import NoPlan, StoreError
 from shardwright.store import Store
 from shardwright.verbs import measure, stalls, trials
-from shardwright.verbs.narrate import plain_strategies, shards, tell
+from shardwright.verbs.narrate import plain_strategies, run_of, tell
 from tests.zoo import mlp
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("short_climbs")]
@@ -33,8 +33,8 @@ def note(seconds: dict[str, float], when: str = "") -> None:
 def note_all(graph: OperatorGraph, operator_seconds: float, when: str = "") -> None:
     """Give all that a study would measure, each operator the same."""
     devices = measure.num_local_devices()
-    found = shards(plain_strategies(graph, devices), graph)
-    keys = {key for shard in found for key in measure.keys_of(graph, shard, "float32")}
+    runs = [run_of(strategy, graph) for strategy in plain_strategies(graph, devices)]
+    keys = {key for run in runs for one in run for key in measure.keys_of(graph, one, "float32")}
     note(dict.fromkeys(keys, operator_seconds), when)
     note({"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": 1e9})
     note({f"overhead|{name}": 1e-5 for name in ("segment_seconds", "message_seconds")})

@@ -7,7 +7,6 @@ business of ``api``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -157,11 +156,6 @@ def run_of(strategy: Strategy, graph: OperatorGraph) -> tuple[Shard, ...]:
         for segment in program.segments
         for call in segment.calls
     )
-
-
-def shards(strategies: Iterable[Strategy], graph: OperatorGraph) -> tuple[Shard, ...]:
-    """List the operator shards that strategies run, each once."""
-    return tuple(dict.fromkeys(one for strategy in strategies for one in run_of(strategy, graph)))
 
 
 def plain_strategies(graph: OperatorGraph, devices: int) -> tuple[Strategy, ...]:

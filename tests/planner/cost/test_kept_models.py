@@ -14,23 +14,9 @@ from torch.nn import functional as F
 
 from shardwright.planner.cost.kept import saved_tensors
 from shardwright.runtime.capture import capture
+from tests.runtime.test_bent_gradients import Swish
 
 pytestmark = pytest.mark.torch
-
-
-class KeepsInput(torch.autograd.Function):
-    """A sigmoid linear unit that makes its gate again."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        gate = torch.sigmoid(x)
-        return gradient * gate * (1 + x * (1 - gate))
 
 
 class KeepsOther(torch.autograd.Function):
@@ -127,7 +113,7 @@ def kept(module: nn.Module, batch: dict[str, Tensor]) -> int:
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
-        (KeepsInput.apply, (8, 64, 32)),
+        (Swish.apply, (8, 64, 32)),
         (KeepsOther.apply, (8, 64, 32)),
         (KeepsNothing.apply, (8, 64, 32)),
         (frozen_convolution, (4, 16, 32, 32)),
