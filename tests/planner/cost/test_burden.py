@@ -50,10 +50,12 @@ def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[fl
             sends = program.kind[index] == Kind.SEND
             need = next((i for i in later if index in waits[i] and not sends), None)
             until = [i for i in later if computes[i] and (need is None or i < need)]
-            share = min(sum(seconds[i] for i in until) / hiding, 1.0)
+            computed = sum(seconds[i] for i in until)
+            share = min(computed / hiding, 1.0)
+            served = min(computed / max(hiding, seconds[index]), 1.0)
             beneath = next((i for i in later if computes[i]), index)
             after = [i for i in later if computes[i] and need is not None and i >= need]
-            result[beneath] += held + stolen * share
+            result[beneath] += held + stolen * served
             wait = meeting * min(since / hiding, 1.0) ** 0.5 * (1 - share) + skew * since
             wait *= 0.0 if sends else 1.0
             result[after[0] if after else index] += wait

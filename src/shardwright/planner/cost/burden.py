@@ -117,8 +117,8 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     """Add to every instruction's seconds what messages cost it; half-widths grow in proportion.
 
     ``messages`` has the columns of ``Burden.row``, one entry per message. A message under way
-    while its rank computes for ``hiding`` seconds steals all it can and is not waited for; one that
-    is waited for at once steals nothing. In between both go in proportion. Ranks that have met just
+    while its rank computes for ``hiding`` seconds is not waited for, and one that is on the wire no longer than that
+    steals all it can; one that is waited for at once steals nothing. In between both go in proportion. Ranks that have met just
     before stand ready for each other, and what serves them is still in their caches: the cost of meeting, too, grows
     up to ``hiding``, with the root of what was computed since (of .25, 1 and 4 ms: .25, .54 and 1 of it). A slow rank stays slow for longer than a step, so that what it comes later by is waited
     for sooner or later, however well messages are hidden.
@@ -150,7 +150,9 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     beneath, since = clock[needed] - clock[after], clock[after] - clock[last]
     scale = np.where(hiding > 0, hiding, np.inf)
     hidden, apart = np.minimum(beneath / scale, 1.0), np.sqrt(np.minimum(since / scale, 1.0))
-    load = half * (held + stolen * hidden)
+    # Threads that serve a message have work for as long as it is on the wire.
+    served = np.minimum(beneath / np.maximum(scale, seconds[sent]), 1.0)
+    load = half * (held + stolen * served)
     wait = np.where(sends, 0.0, meeting * apart * (1.0 - hidden) + skew * since)
     for place, extra in ((after, load), (needed, wait)):
         # Behind the last computation of a mesh nothing but the message itself can take longer.

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster, Link
-from shardwright.core.costs import Cost, CostTable, collective_key, link_label
+from shardwright.core.costs import ADD, Cost, CostTable, collective_key, link_label
 from shardwright.planner.cost.kernels import kernels_of
 from shardwright.planner.cost.software import PROFILES
 
@@ -58,7 +58,7 @@ def collective_seconds(
     if num_bytes <= 0 or not devices or (len(devices) == 1 and not is_local):
         return Cost(seconds=0.0)
     if is_local:
-        return _local_copy(num_bytes, cluster, devices[0])
+        return _local_copy(num_bytes, cluster, devices[0], table)
     return _on_wire(primitive, num_bytes, (devices, len(devices)), cluster, table, concurrent)
 
 
@@ -112,7 +112,7 @@ def halo_seconds(
     neighbour waits for the other.
     """
     wire = _on_wire("transfer", num_bytes, (devices, 2), cluster, table, concurrent)
-    copy = _local_copy(copied, cluster, devices[0])
+    copy = _local_copy(copied, cluster, devices[0], table)
     source = wire.source if wire.seconds >= copy.seconds else copy.source
     return Cost(
         seconds=wire.seconds + copy.seconds, spread=wire.spread + copy.spread, source=source
@@ -168,7 +168,10 @@ def _never_falling(seconds: list[float]) -> list[float]:
     return risen
 
 
-def _local_copy(num_bytes: float, cluster: Cluster, device: int) -> Cost:
+def _local_copy(num_bytes: float, cluster: Cluster, device: int, table: CostTable) -> Cost:
+    """Price a copy where adding was measured as such a sum: what is written to is fetched first there, too."""
+    if points := table.collective_map.get(ADD):
+        return interpolate(points, num_bytes)
     kind = cluster.kind_of(device)
     seconds = kind.launch_seconds + 2 * num_bytes / (COPY_EFFICIENCY * kind.memory_bandwidth)
     return Cost(seconds=seconds, spread=MODEL_SPREAD * seconds)
