@@ -26,7 +26,7 @@ from shardwright.core.costs import (
     meeting_name,
 )
 from shardwright.core.program import Kind, Message, Program
-from shardwright.planner.cost.collective import MODEL_SPREAD, interpolate
+from shardwright.planner.cost.collective import MODEL_SPREAD, collective_seconds, interpolate
 
 Floats = NDArray[np.float64]
 
@@ -99,18 +99,29 @@ def message_burden(
     )
 
 
+def copied_bytes(message: Message) -> int:
+    """Return what the executor copies into buffers, since what is summed in place must be a copy, and out of them."""
+    goes_in = message.is_packed or message.primitive == "all_reduce"
+    return message.bytes * (goes_in + message.is_unpacked)
+
+
 def largest_burden(
     message: Message,
     groups: Sequence[tuple[int, ...]],
     facts: tuple[Cluster, CostTable],
-    copied: float,
 ) -> Burden:
-    """Return what a message costs the ranks of the group that it costs most. Their computing threads
-    spend the ``copied`` seconds too: merged items go through one buffer."""
+    """Return what a message costs the ranks of the group that it costs most. Their computing threads also copy; what
+    that takes of a few bytes is among what every message does (``message_seconds``)."""
     args = (message.primitive, message.bytes)
     burdens = [message_burden(*args, group, *facts) for group in groups]
     found = max(burdens, key=lambda burden: burden.row)
-    return replace(found, held=found.held + copied) if found.held > 0 else found
+    if not found.held:
+        return found
+    all_bytes, few = (
+        collective_seconds("copy", size, groups[0][:1], *facts).seconds
+        for size in (copied_bytes(message), 1)
+    )
+    return replace(found, held=found.held + max(all_bytes - few, 0.0))
 
 
 def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) -> None:

@@ -378,12 +378,12 @@ class InstructionCosts:
 
     def _burden(self, message: Message) -> Burden:
         """Return what a message costs ranks that compute."""
-        meshes, copied = self.program.meshes, self._copied(message).seconds
+        meshes = self.program.meshes
         ends = (message.mesh, message.destination)
         groups = [tuple(meshes[mesh].devices[0] for mesh in ends)]
         if message.destination < 0:
             groups = [group for group, _ in self._groups_of(message)]
-        return largest_burden(message, groups, (self.cluster, self.table), copied)
+        return largest_burden(message, groups, (self.cluster, self.table))
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
         """Price a message in one group of devices; many are alike."""
