@@ -22,7 +22,8 @@ class Timeline:
 
     A rank comes to a message at ``start``; nothing travels before the last that takes part has
     come, which is ``begun`` (None: at ``start``, as in simulations). ``waited`` are the seconds
-    that the device stood still meanwhile, since it needed the result (None: not known).
+    that the device stood still meanwhile, since it needed the result (None: not known). ``moved``: seconds that
+    what computes spends on messages, taken from it and given to them (None: none; simulated timelines only).
     """
 
     source: Literal["simulated", "measured"]
@@ -36,6 +37,7 @@ class Timeline:
     laps: int = 1
     begun: NDArray[np.float64] | None = None
     waited: NDArray[np.float64] | None = None
+    moved: NDArray[np.float64] | None = None
 
     @property
     def worst_peak_bytes(self) -> float:
@@ -55,4 +57,5 @@ class Timeline:
     @property
     def worked_seconds(self) -> NDArray[np.float64]:
         """Seconds that each instruction computed or sent, without what it waited for others."""
-        return self.end - self.working_from
+        worked = self.end - self.working_from
+        return worked if self.moved is None else worked + self.moved

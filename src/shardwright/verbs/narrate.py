@@ -46,7 +46,7 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
     fixed = table.overhead_map.get("process_bytes", 0.0)
     feeding = input_costs(program, graph, find_samples(graph), cluster)
     timeline, feeding = on_shared_cores(program, timeline, feeding, cluster)
-    timeline = with_input(program, timeline, feeding)
+    timeline = replace(with_input(program, timeline, feeding), moved=prices.moved)
     return PlanStory(
         plan=plan,
         program=program,

@@ -149,3 +149,21 @@ def test_a_pipeline_without_a_flush_tells_the_loss_in_every_period() -> None:
         updates = program.kind == Kind.UPDATE
         assert (more - bare)[updates] == pytest.approx([held] * 4)
         assert more[~updates] == pytest.approx(bare[~updates])
+
+
+def test_what_computing_threads_spend_on_messages_is_told_as_theirs() -> None:
+    """A step's tables then show of an update what it takes itself; what threads steal stays where it is felt."""
+    graph = transformer_like()
+    program = lower(graph, seed_strategy(graph, SEEDS[0]))
+    bare = CostTable(collectives=tuple(
+        (key, points) for key, points in table(4).collectives if key.startswith("collective")
+    ))  # fmt: skip
+    alone, told_apart = (price(program, graph, CPU, one) for one in (bare, table(4)))
+    assert alone.moved is None
+    assert told_apart.moved is not None
+    assert told_apart.moved.sum() == pytest.approx(0.0)
+    updates = program.kind == Kind.UPDATE
+    assert (told_apart.moved[updates] < 0).all()
+    assert (told_apart.moved[program.kind == Kind.MESSAGE] >= 1.0).all()
+    own = told_apart.seconds + told_apart.moved
+    assert own[updates] == pytest.approx(alone.seconds[updates])

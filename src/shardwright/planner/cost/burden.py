@@ -124,8 +124,9 @@ def largest_burden(
     return replace(found, held=found.held + max(all_bytes - few, 0.0))
 
 
-def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) -> None:
-    """Add to every instruction's seconds what messages cost it; half-widths grow in proportion.
+def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) -> Floats:
+    """Add to every instruction's seconds what messages cost it; half-widths grow in proportion. Return by how much more
+    of the seconds are a message's own, and fewer that of what computes: what is held for it and waited.
 
     ``messages`` has the columns of ``Burden.row``, one entry per message. A message under way
     while its rank computes for ``hiding`` seconds is not waited for, and one that is on the wire no longer than that
@@ -137,8 +138,9 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     ends = (program.kind == Kind.SEND) | (program.kind == Kind.RECEIVE)
     sent = np.flatnonzero(ends | (program.kind == Kind.MESSAGE))
     sent = sent[messages[0, program.item[sent]] > 0]
+    moved = np.zeros_like(seconds)
     if not len(sent):
-        return
+        return moved
     held, stolen, meeting, skew, hiding = messages[:, program.item[sent]]
     # Each end of a transfer has half of an exchange.
     half = np.where(ends[sent], 0.5, 1.0)
@@ -165,12 +167,15 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     served = np.minimum(beneath / np.maximum(scale, seconds[sent]), 1.0)
     load = half * (held + stolen * served)
     wait = np.where(sends, 0.0, meeting * apart * (1.0 - hidden) + skew * since)
-    for place, extra in ((after, load), (needed, wait)):
+    for place, extra, own in ((after, load, half * held), (needed, wait, wait)):
         # Behind the last computation of a mesh nothing but the message itself can take longer.
         inside = place < end
         target = np.where(inside, order[np.minimum(place, len(order) - 1)], sent)
         np.add.at(seconds, target, extra)
         np.add.at(spread, target, MODEL_SPREAD * extra)
+        moved[sent] += own
+        np.subtract.at(moved, target, own)
+    return moved
 
 
 def charge_telling(

@@ -42,18 +42,18 @@ from shardwright.planner.cost.update import added_seconds, update_all, updates_b
 MOST_KNOWN, FIRST_ROWS = 100_000, 512  # beyond so many prices, they are forgotten
 WEIGHTS = ("parameter", "version")
 Row = tuple[float, ...]  # seconds, half-width, source, and the columns of a ``Burden``
-Reads = tuple[
-    Segment, tuple[tuple[int, int], ...], tuple[int, ...], int
-]  # see ``InstructionCosts._reads``
+# See ``InstructionCosts._reads``.
+Reads = tuple[Segment, tuple[tuple[int, int], ...], tuple[int, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Per instruction: seconds, half-width, and the ``SOURCES`` index of most seconds."""
+    """Per instruction: seconds, half-width, the ``SOURCES`` index of most, and what of them ``burden.charge`` moved."""
 
     seconds: NDArray[np.float64]
     spread: NDArray[np.float64]
     source: NDArray[np.int8]
+    moved: NDArray[np.float64] | None = None
 
     def by_source(self) -> tuple[tuple[str, float], ...]:
         """Return how many of all seconds rest on each sort of number."""
@@ -92,10 +92,12 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
         sums = np.array([costs.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]
     columns[0, joined(program)] -= costs.entry  # autograd is entered once
+    seconds, spread, source = columns[:3]
+    moved = None
     if costs.is_burdened:
-        charge(program, columns[0], columns[1], costs.rows[messages, 3:].T)
-        charge_telling(program, columns[0], columns[1], (costs.cluster, costs.table))
-    return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
+        moved = charge(program, seconds, spread, costs.rows[messages, 3:].T)
+        charge_telling(program, seconds, spread, (costs.cluster, costs.table))
+    return Prices(seconds, spread, source.astype(np.int8), moved)
 
 
 def _fixed(costs: InstructionCosts, program: Program) -> NDArray[np.float64]:
@@ -378,9 +380,8 @@ class InstructionCosts:
 
     def _burden(self, message: Message) -> Burden:
         """Return what a message costs ranks that compute."""
-        meshes = self.program.meshes
         ends = (message.mesh, message.destination)
-        groups = [tuple(meshes[mesh].devices[0] for mesh in ends)]
+        groups = [tuple(self.program.meshes[mesh].devices[0] for mesh in ends)]
         if message.destination < 0:
             groups = [group for group, _ in self._groups_of(message)]
         return largest_burden(message, groups, (self.cluster, self.table))

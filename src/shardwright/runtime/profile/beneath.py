@@ -8,7 +8,6 @@ computing: chunks of matrix products with a collective beneath them, and before 
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -91,9 +90,9 @@ def time_beneath(
     hiding: list[float] = []
     for (primitive, size), start in starts.items():
         name = f"{primitive}|{size}"
-        seconds = _agreed(alone[name].seconds if name in alone else math.inf, group)
-        if math.isinf(seconds):
+        if name not in alone:
             continue
+        seconds = _agreed(alone[name].seconds, group)
         if seconds >= SLOWEST_SECONDS:
             found[f"held|{name}"] = _held(start, chunk, group)
             continue
