@@ -1,15 +1,17 @@
 """Trials: plans run in turns on real ranks; the fastest measured is chosen, simple wins ties."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Measured
+from shardwright.core.strategy import Strategy
 from shardwright.planner.search import Limits, Survey, survey
 from shardwright.verbs.request import Watch
-from shardwright.verbs.trials import Entry, told_apart, tried, with_measured
+from shardwright.verbs.trials import Entry, first_tried, told_apart, tried, with_measured
 from tests.command import shardwright
 from tests.planner.search.models import cluster, residual
 
@@ -79,6 +81,25 @@ def test_what_is_shown_beside_the_chosen_plan_needs_less_memory_or_is_the_fronti
         if plan is not frontier.best:
             here, there = plan.objective, frontier.best.objective
             assert here.peak_bytes < 0.95 * there.peak_bytes or here.dollars < 0.95 * there.dollars
+
+
+class Certain(Survey):
+    """Costs that are known exactly."""
+
+    def half_width(self, one: Strategy, other: Strategy) -> float:
+        del one, other
+        return 0.0
+
+
+def test_microbatches_are_tried_first_only_where_they_may_be_the_fastest(found: Survey) -> None:
+    """Else they take the place of plans that are predicted faster."""
+    best, microbatches = found.frontier.best.strategy, {one.strategy for one in found.plain[1:]}
+    certain = Certain(**{one.name: getattr(found, one.name) for one in fields(found)})
+    assert microbatches <= {one.strategy for one in first_tried(found, 4)}  # modelled: nobody knows
+    first = [one.strategy for one in first_tried(certain, 4)]
+    assert first[0] == best
+    assert first[1:] == [one.strategy for one in found.fastest(5) if one.strategy != best][:3]
+    assert not microbatches & set(first)
 
 
 @pytest.mark.ranks

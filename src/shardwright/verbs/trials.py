@@ -372,13 +372,7 @@ def _wanted(survey: Survey, known: Mapping[Strategy, Measured], left: int) -> li
     faster than the fastest that ran, by more than the half-width of the difference."""
     plain = [plan for plan in survey.plain[:1] if plan.strategy not in known]
     if not known:
-        best = [survey.frontier.best, *survey.plain[1:], *survey.fastest(left + len(survey.plain))]
-        chosen = [
-            plan
-            for plan in {plan.strategy: plan for plan in best}.values()
-            if not _is_plain(survey, plan.strategy)
-        ]
-        return [*plain, *chosen[: max(left, 0)]]
+        return [*plain, *first_tried(survey, left)]
     fastest = _fastest(known)
     seconds = known[fastest].step_seconds
     promising = [
@@ -388,6 +382,21 @@ def _wanted(survey: Survey, known: Mapping[Strategy, Measured], left: int) -> li
         and plan.predicted.step_seconds + survey.half_width(plan.strategy, fastest) < seconds
     ]
     return [*plain, *promising[: max(left, 0)]]
+
+
+def first_tried(survey: Survey, count: int) -> list[Plan]:
+    """Return the plans to try first, so many, besides plain data parallelism: the best, that with microbatches
+    where nobody can tell it from the best, and those predicted fastest."""
+    best = survey.frontier.best
+    alike = [
+        plan
+        for plan in survey.plain[1:]
+        if plan.predicted.step_seconds - survey.half_width(plan.strategy, best.strategy)
+        < best.predicted.step_seconds
+    ]
+    found = [best, *alike, *survey.fastest(count + len(survey.plain))]
+    chosen = {one.strategy: one for one in found if not _is_plain(survey, one.strategy)}
+    return list(chosen.values())[: max(count, 0)]
 
 
 def _fastest(known: Mapping[Strategy, Measured]) -> Strategy:
