@@ -91,7 +91,8 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     if len(later):
         sums = np.array([costs.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]
-    columns[0, joined(program)] -= costs.entry  # autograd is entered once
+    if costs.entry:  # autograd is entered once
+        columns[0, joined(program)] -= costs.entry
     if costs.is_burdened:
         charge(program, columns[0], columns[1], costs.rows[messages, 3:].T)
         charge_telling(program, columns[0], columns[1], (costs.cluster, costs.table))
