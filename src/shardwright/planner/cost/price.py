@@ -91,8 +91,9 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     if len(later):
         sums = np.array([costs.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]
-    columns[0, joined(program)] -= costs.entry  # autograd is entered once
     seconds, spread, source = columns[:3]
+    if costs.entry:  # autograd is entered once
+        seconds[joined(program)] -= costs.entry
     moved = None
     if costs.is_burdened:
         moved = charge(program, seconds, spread, costs.rows[messages, 3:].T)
@@ -338,10 +339,9 @@ class InstructionCosts:
             return total([wire, self.received()])
         groups = self._groups_of(message)
         costs = [self._within(message, devices, concurrent) for devices, concurrent in groups]
-        slowest = max(costs, key=lambda cost: cost.seconds)
+        parts = [max(costs, key=lambda cost: cost.seconds)]
         if item in self.beside and self._is_in_host(groups):
-            slowest = exposed(slowest, self.beside[item], len(groups[0][0]))
-        parts = [slowest]
+            parts = [exposed(parts[0], self.beside[item], len(groups[0][0]))]
         if message.primitive not in {"slice", "copy"}:
             parts.append(self.received())
         if not (self.is_burdened and self._burden(message).held):
@@ -388,12 +388,12 @@ class InstructionCosts:
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
         """Price a message in one group of devices; many are alike."""
+        wires = self.shards.wires
         if message.pairs:
-            return pairs_cost(self.program, message, self.cluster, self.table, self.shards.wires)
+            return pairs_cost(self.program, message, self.cluster, self.table, wires)
         size = halo_bytes(self.program, message)
         count = self.rates[message.mesh][0].software.num_messages(message)
         key = (message.primitive, message.bytes, size, devices, concurrent, count)
-        wires = self.shards.wires
         if key not in wires:
             args = (devices, self.cluster, self.table, concurrent)
             if size:

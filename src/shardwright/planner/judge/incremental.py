@@ -38,6 +38,9 @@ class Incremental:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._frames: dict[object, _Frame] = {}  # the last used comes last
+        self._last: tuple[Strategy, Program, Prices] | None = (
+            None  # asked for again, mostly at once
+        )
 
     @cached_property
     def _lowering(self) -> IncrementalLowering:
@@ -57,9 +60,11 @@ class Incremental:
 
     def priced(self, strategy: Strategy) -> tuple[Program, Prices]:
         """Return the Program of ``run``, and what its instructions cost."""
-        frame = self._frame(strategy)
-        program = frame.lowering.lower(strategy)
-        return program, frame.costs.price(program)
+        if self._last is None or self._last[0] != strategy:
+            frame = self._frame(strategy)
+            program = frame.lowering.lower(strategy)
+            self._last = strategy, program, frame.costs.price(program)
+        return self._last[1:]
 
     def _frame(self, strategy: Strategy) -> _Frame:
         context, frames = self.context, self._frames

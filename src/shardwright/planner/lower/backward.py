@@ -6,23 +6,34 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from shardwright.core.program import Kind
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry
+from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.transfers import transfer
 from shardwright.planner.lower.wire import synchronise, unanswered
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
 Group = tuple[tuple[int, int], ...]  # gradients that are synchronised together, and where they go
-StepPair = tuple[list[Step], Step]  # what is gathered ahead, and the step that needs it
 # What parameters are gathered for.
 SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.INPUT_GRADIENT)
 
 
-def gather_steps(builder: ProgramBuilder, uses: Iterable[Use]) -> list[Step]:
+class Gathers(NamedTuple):
+    """Messages that bring parameters to a segment, and what they are as columns."""
+
+    steps: list[Step]
+    rows: Rows
+
+
+StepPair = tuple[Gathers | None, Step]  # what is gathered ahead, and the step that needs it
+
+
+def gather(builder: ProgramBuilder, uses: Iterable[Use]) -> Gathers:
     """Return the messages that bring parameters from rest to use, alike ones together."""
     groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for use in uses:
@@ -33,7 +44,8 @@ def gather_steps(builder: ProgramBuilder, uses: Iterable[Use]) -> list[Step]:
         pairs = groups.setdefault(key, [])
         if (use.source, value) not in pairs:
             pairs.append((use.source, value))
-    return [step for pairs in groups.values() for step in builder.chain(pairs, "parameter")]
+    steps = [step for pairs in groups.values() for step in builder.chain(pairs, "parameter")]
+    return Gathers(steps, Rows.of(builder, steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +53,7 @@ class Prefetched:
     """Steps of a block, and what is gathered for its segments while the block before runs: for which
     of them, counted from 0."""
 
-    ahead: list[tuple[int, list[Step]]]
+    ahead: list[tuple[int, Gathers]]
     steps: list[Step]
 
 
@@ -68,7 +80,9 @@ def forward_pairs(builder: ProgramBuilder, entries: Sequence[Entry]) -> list[Ste
     pairs: list[StepPair] = []
     for entry in entries:
         gathers = _gathers(builder, entry, Kind.FORWARD, entry.gathers)
-        pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
+        pairs += [
+            (gathers if number == 0 else None, step) for number, step in enumerate(entry.steps)
+        ]
     return pairs
 
 
@@ -86,7 +100,7 @@ def backward_pairs(
     for place in reversed(places):
         entry = entries[place]
         if entry.segment < 0:
-            pairs += [([], step) for step in _reverse(builder, entry, transfers)]
+            pairs += [(None, step) for step in _reverse(builder, entry, transfers)]
         elif builder.segments[entry.segment].has_backward:
             before = remake.before(place) if remake else []
             again = [entries[earlier] for earlier in before]
@@ -100,11 +114,11 @@ def backward_pairs(
 
 def _gathers(
     builder: ProgramBuilder, entry: Entry, kind: Kind, uses: tuple[Use, ...]
-) -> list[Step]:
+) -> Gathers | None:
     """Return the messages that a segment's forward or backward is preceded by."""
     if not uses:
-        return []
-    return builder.once((kind, entry.segment, uses), lambda: gather_steps(builder, uses))
+        return None
+    return builder.once((kind, entry.segment, uses), partial(gather, builder, uses))
 
 
 def _gathered_again(builder: ProgramBuilder, entry: Entry) -> tuple[Use, ...]:
@@ -115,7 +129,7 @@ def _gathered_again(builder: ProgramBuilder, entry: Entry) -> tuple[Use, ...]:
 def _repeat(builder: ProgramBuilder, entry: Entry) -> list[StepPair]:
     """Run a segment of forward again, this time keeping its graph, or send a message again."""
     if entry.segment < 0:
-        return [([], replace(step)) for step in entry.steps]
+        return [(None, replace(step)) for step in entry.steps]
     step = replace(entry.steps[0], kind=Kind.RECOMPUTE)
     gathers = _gathers(builder, entry, Kind.RECOMPUTE, _gathered_again(builder, entry))
     return [(gathers, step)]

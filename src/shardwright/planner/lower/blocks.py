@@ -130,7 +130,7 @@ class Blocks:
     def _close(self, number: int, stage: int, made: Prefetched) -> None:
         """Note what a block's backward on a stage is."""
         builder, closed = self.builder, self.closed[number]
-        steps = [step for _, gathers in made.ahead for step in gathers] + made.steps
+        steps = [step for _, gathers in made.ahead for step in gathers.steps] + made.steps
         closed.backward[stage], adds = made, made.steps
         if builder.splits_backward:
             adds = closed.weights[stage] = weight_steps(builder, made.steps)

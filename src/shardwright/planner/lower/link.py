@@ -236,6 +236,7 @@ class Linker:
         # By segment: its place in its block, how that stands, and which stood so first.
         self._stood: dict[int, tuple[int, Standing, Standing]] = {}
         self._finished: dict[object, tuple[Finished, Standing]] = {}
+        self._last: Move | None = None  # of segments of one block, which are finished in a row
 
     def lower(
         self,
@@ -284,4 +285,7 @@ class Linker:
             self._finished[key] = finish(builder, segment, told[0]), standing
             return self._finished[key][0]
         finished, other = self._finished[key]
-        return Move(builder, other, standing).finished(segment, finished)
+        move = self._last
+        if move is None or move.old is not other or move.new is not standing:
+            move = self._last = Move(builder, other, standing)
+        return move.finished(segment, finished)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.planner.lower.backward import SEGMENTS, issued_before
+from shardwright.planner.lower.backward import SEGMENTS, Gathers, issued_before
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.template import Rows
 
@@ -26,7 +26,7 @@ class Piece:
     def __init__(
         self,
         builder: ProgramBuilder,
-        ahead: Sequence[tuple[int, list[Step]]],
+        ahead: Sequence[tuple[int, Gathers]],
         steps: list[Step],
         late: Sequence[Step] = (),
         carried: Sequence[Step] = (),
@@ -36,7 +36,7 @@ class Piece:
         self.late = Rows.of(builder, late) if late else None
         self.carried = Rows.of(builder, carried) if carried else None
         self.meets = meets
-        self.ahead = [(turn, Rows.of(builder, gathers)) for turn, gathers in ahead]
+        self.ahead = ahead
         self.segments = [place for place, step in enumerate(steps) if step.kind in SEGMENTS]
 
     def woven(self, issued: Sequence[tuple[int, Rows]], brought: Rows | None) -> list[Rows]:
@@ -70,10 +70,10 @@ def _issued(pieces: Sequence[Piece]) -> dict[int, list[tuple[int, Rows]]]:
         if not piece.segments:
             continue
         own = len(piece.segments)
-        for turn, rows in piece.ahead:
+        for turn, gathers in piece.ahead:
             where = number if before < 0 else before
             segment = 0 if before < 0 else issued_before(turn, own, len(pieces[before].segments))
-            issued.setdefault(where, []).append((segment, rows))
+            issued.setdefault(where, []).append((segment, gathers.rows))
         before = number
     return issued
 

@@ -81,6 +81,8 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, builder: ProgramBuilder, steps: Sequence[Step]) -> Rows:
         """Look at steps of a builder whose segments are finished."""
+        if not steps:
+            return NO_ROWS
         segments = builder.segments
         held = [
             _held(builder, step) if step.kind in BACKWARD_KINDS else step.reads for step in steps
@@ -99,7 +101,7 @@ class Rows(NamedTuple):
         both = list(chain.from_iterable(chain.from_iterable(zip(held, written, strict=True))))
         read = list(chain.from_iterable([step.reads for step in steps]))
         return cls(
-            np.array(rows, dtype=np.int64).reshape(-1, READ + 1),
+            np.array(rows, dtype=np.int64),
             np.array(both, dtype=np.int64),
             np.array(read, dtype=np.int64),
         )
@@ -147,6 +149,9 @@ class Rows(NamedTuple):
         ends = np.tile([False, True], len(rows))
         is_written = np.repeat(ends, rows[:, HELD : WRITTEN + 1].reshape(-1))
         return self.value[is_written], np.repeat(np.arange(len(rows)), rows[:, WRITTEN])
+
+
+NO_ROWS = Rows(*(np.zeros(shape, dtype=np.int64) for shape in ((0, READ + 1), 0, 0)))
 
 
 def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:

@@ -32,8 +32,9 @@ from shardwright.planner.model.terms import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Copy, Decisions, Statement
+    from shardwright.planner.model.decisions import Decisions, Statement
     from shardwright.planner.model.domains import Dims
+    from shardwright.planner.model.messages import Copy
     from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
@@ -73,8 +74,9 @@ class _Copies:
         inside = {context.facts.ties.block[r] for r in graph.consumers[flow.tensor]}
         self.switch = decisions.mode_of.get(lead) if len(inside) == 1 else None
         self.modes = decisions.modes if self.switch is not None else (KEEP,)
-        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.once, self.kept)
-        self._tables, self._known = statement.copies.setdefault(kind, ({}, {}))
+        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.kept)
+        self._tables = statement.tables.setdefault((*kind, self.once), {})
+        self._known = decisions.wires.copies.setdefault(kind, {})
 
     def _key(self, pair: Pair) -> Key:
         return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)

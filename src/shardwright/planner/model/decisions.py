@@ -14,20 +14,16 @@ from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
 from shardwright.planner.model.terms import Columns, Term
 
-# Of a copy the seconds, forward and backward, and the bytes that it adds until backward.
-Copy = tuple[float, float, int]
-
 
 class Statement:
     """What a problem is stated as: how many values each variable has, the variables of parameters' levels
-    by (root) parameter, and the terms; ``copies`` is what was worked out for each kind of activations: tables,
-    and what they are made of."""
+    by (root) parameter, and the terms; ``tables`` are those worked out for each kind of activations."""
 
     def __init__(self, sizes: tuple[int, ...], terms: tuple[Term, ...]) -> None:
         self.sizes = list(sizes)
         self.level_of: dict[int, int] = {}
         self.terms = list(terms)
-        self.copies: dict[object, tuple[dict[object, Columns], dict[object, Copy]]] = {}
+        self.tables: dict[object, dict[object, Columns]] = {}
 
     def add(self, size: int) -> int:
         """Add a variable and return its index."""

@@ -28,10 +28,13 @@ Axes = tuple[int, ...]
 LOCAL = frozenset({"slice", "copy"})
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024
+# Of a copy the seconds, forward and backward, and the bytes that it adds until backward.
+Copy = tuple[float, float, int]
 
 
 class MessageCosts:
-    """Seconds of messages on one mesh, as ``planner.cost.price`` would price them."""
+    """Seconds of messages on one mesh, as ``planner.cost.price`` would price them; and what problems on
+    it work out once: what ``parameters`` cost, and ``copies`` of each kind of activations."""
 
     def __init__(
         self, cluster: Cluster, table: CostTable, message_seconds: float, mesh: Mesh
@@ -46,6 +49,7 @@ class MessageCosts:
         self._groups[()] = [((mesh.devices[0],), 1)]
         self._has_burdens = is_measured(table)
         self.parameters: dict[object, tuple[NDArray[np.float64], float]] = {}
+        self.copies: dict[object, dict[object, Copy]] = {}
 
     @remembered
     def message(self, primitive: str, axes: Axes, num_bytes: int) -> float:
