@@ -55,6 +55,7 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.search import survey
 from shardwright.planner.search.labels import packing_words
 from shardwright.planner.space import Seed, seed_strategy
+from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import capture
 from shardwright.runtime.cores import wait_when_woken
 from shardwright.runtime.executor import Executor
@@ -153,6 +154,7 @@ def rest(seconds: float) -> None:
 
 def measured_costs(link: str, label: str, ranks: int) -> CostTable:
     """Return what messages and packing take here, the same on all ranks."""
+    keep_freed_memory()  # as when they run
     probe = Probe(primitives=("all_reduce", "all_gather"), sizes=(1024, 2**14, 2**16, 2**18, 2**20))
     group = dist.group.WORLD
     assert group is not None
