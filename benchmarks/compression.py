@@ -74,7 +74,9 @@ from tests.hosts import hosts, why_not
 
 BEHIND = 0.03
 LATE_SECONDS = 2e-5  # by which who sleeps may wake late, for which it keeps a core that others want
-TIMER_SLACK = 29  # of prctl: nanoseconds by which the system may wake it later, 50,000 where nobody says
+TIMER_SLACK = (
+    29  # of prctl: nanoseconds by which the system may wake it later, 50,000 where nobody says
+)
 ROWS = 4
 OWN = ("segment_seconds", "message_seconds")  # by a thread's own clock
 BYTES_PER_SECOND = {"loopback": 1e9, "1gbit": 1.2e8, "100mbit": 1.2e7}

@@ -200,7 +200,10 @@ def refused() -> None:
     with pytest.raises(InputError, match="one dtype"):
         plan_buckets(mixed, batch()["x"], steps=1)
     plan = BucketPlan(
-        sizes_bytes=(200,), names=(("weight", "bias"),), finish_seconds=1.0, default_finish_seconds=1.0
+        sizes_bytes=(200,),
+        names=(("weight", "bias"),),
+        finish_seconds=1.0,
+        default_finish_seconds=1.0,
     )
     choice = BucketChoice(plan=plan, seconds=1.0, default_seconds=2.0, is_rebuilt=True)
     with pytest.raises(InputError, match=r"2 gradients of 200 bytes, but this one has 2 of 108"):

@@ -135,7 +135,7 @@ def refuse() -> None:
     wrapped, mine = parallel(), dist.get_rank()
     with pytest.raises(InputError, match=r"push is 0\.1 on rank 0 and 0\.2 on rank 1"):
         lossy.register(wrapped, Tolerance(push=0.2 if mine else 0.1), host=HERE)
-    with pytest.raises(InputError, match="not 'fast'|and 'fast'"):
+    with pytest.raises(InputError, match="and 'fast'"):
         lossy.register(wrapped, Tolerance(), "fast", host=HERE)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"host='192\.0\.2\.1' is none"):
         lossy.register(wrapped, Tolerance(), host="192.0.2.1")  # kept for documents: nobody's

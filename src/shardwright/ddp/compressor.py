@@ -338,7 +338,9 @@ def reshared(states: Sequence[Mapping[str, Any]], ranks: int) -> list[State]:
     for state in states:
         _check_whole(state)
     if ranks < 1:
-        raise InputError(f"states are shared out among at least one rank, not {ranks}; give ranks=2")
+        raise InputError(
+            f"states are shared out among at least one rank, not {ranks}; give ranks=2"
+        )
     if not states or any(state["ranks"] != len(states) for state in states):
         given = states[0]["ranks"] if states else 0
         raise InputError(
