@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.ddp import BucketChoice, choose_buckets, plan_buckets, wrap
+from shardwright.ddp import BucketChoice, BucketPlan, choose_buckets, plan_buckets, wrap
 from shardwright.ddp.buckets import default_buckets
 from shardwright.ddp.measure import measure_all_reduce, measure_backward, measure_messages
 from shardwright.errors import InputError, RunError, ShardwrightWarning
@@ -180,11 +180,36 @@ def refused() -> None:
         plan_buckets(Unused(), batch(), steps=1)
     with pytest.raises(InputError, match="steps=0"):
         plan_buckets(nn.Linear(24, 2), batch()["x"], steps=0)
-    with pytest.raises(InputError, match="loss="):
-        plan_buckets(nn.Linear(24, 2), batch()["x"], steps=1)
+    x, plain = batch()["x"], nn.Linear(24, 2)
+    with pytest.raises(InputError, match=r"steps=2\.5"):
+        plan_buckets(plain, x, steps=2.5)  # type: ignore[arg-type]
+    for loss, said in (
+        (None, r"model returns a tensor of shape \(16, 2\); give loss="),
+        (nn.Identity(), r"loss= returns a tensor of shape \(16, 2\)"),
+        (lambda found: found.sum().detach(), r"shape \(\) that needs no gradient"),
+        (len, "loss= returns int"),
+        (5, "not of Linear and 5"),
+    ):
+        with pytest.raises(InputError, match=said):
+            plan_buckets(plain, x, steps=1, loss=loss)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="not of str"):
+        plan_buckets("model", x, steps=1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="meta device"):
+        plan_buckets(nn.Linear(24, 2, device="meta"), x, steps=1)
     mixed = nn.Sequential(nn.Linear(24, 2), nn.Linear(2, 2).double())
     with pytest.raises(InputError, match="one dtype"):
         plan_buckets(mixed, batch()["x"], steps=1)
+    plan = BucketPlan(
+        sizes_bytes=(200,),
+        names=(("weight", "bias"),),
+        finish_seconds=1.0,
+        default_finish_seconds=1.0,
+    )
+    choice = BucketChoice(plan=plan, seconds=1.0, default_seconds=2.0, is_rebuilt=True)
+    with pytest.raises(InputError, match=r"2 gradients of 200 bytes, but this one has 2 of 108"):
+        wrap(nn.Linear(26, 1), x, choice=choice)
+    with pytest.raises(InputError, match="not by BucketPlan"):
+        wrap(plain, x, choice=plan)  # type: ignore[arg-type]
     raise RuntimeError("all refused")
 
 

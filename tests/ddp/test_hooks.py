@@ -259,6 +259,8 @@ def test_a_rank_that_dies_among_messages_ends_all() -> None:
 def refuse() -> None:
     with pytest.raises(InputError, match="DistributedDataParallel"):
         hooks.register(model(), EVERY["top-k"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="not 'top-k'"):
+        hooks.register(parallel(), "top-k")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"no 9\.weight"):
         hooks.register(parallel(), Compression(method="top-k", densities={"9.weight": 0.1}))
     turning = DistributedDataParallel(nn.ParameterList([torch.zeros(4, dtype=torch.complex64)]))
@@ -268,6 +270,32 @@ def refuse() -> None:
     hooks.register(rows, EVERY["top-k"])
     with pytest.raises(InputError, match="sparse=True"):
         rows(torch.tensor([1, 2])).sum().backward()
+
+
+def differ() -> None:
+    wrapped = parallel()
+    mine = Compression(method="top-k", density=0.1 if dist.get_rank() else 0.2)
+    with pytest.raises(InputError, match=r"density is 0\.2 on rank 0 and 0\.1 on rank 1"):
+        hooks.register(wrapped, mine)
+    compressor = hooks.register(wrapped, EVERY["top-k"])  # the model has no hook yet
+    train(wrapped, dist.get_rank(), range(2))
+    state = compressor.state_dict()
+    for wrong, said in (
+        (state | {"residual": {"9.weight": torch.zeros(3)}}, r"has no 9\.weight"),
+        ({name: one for name, one in state.items() if name != "velocity"}, "lacks velocity"),
+        (wrapped.state_dict(), "is of None"),
+        (None, "is of None"),
+    ):
+        with pytest.raises(InputError, match=said):
+            compressor.load_state_dict(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="lacks"):
+        hooks.reshared([{"version": 1}] * 2, 4)
+    with pytest.raises(InputError, match="not 0"):
+        hooks.reshared([state] * 2, 0)
+
+
+def test_settings_that_differ_and_states_of_others_are_refused() -> None:
+    run_ranks(2, differ, timeout=30)
 
 
 def test_other_modules_and_unknown_parameters_are_refused() -> None:

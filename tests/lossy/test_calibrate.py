@@ -28,3 +28,8 @@ def test_what_diverges_is_not_tolerated_and_what_never_converges_is_refused():
         calibrate(lambda bound, seed: math.inf)
     with pytest.raises(InputError, match="two seeds"):
         calibrate(lambda bound, seed: 1.0, seeds=1)
+
+
+def test_what_returns_no_loss_is_told_to():
+    with pytest.raises(InputError, match="not None; let it return"):
+        calibrate(lambda bound, seed: None)  # type: ignore[arg-type, return-value]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import InputError, RunError
-from shardwright.lossy import Parts, Sums, Tolerance, Transport
+from shardwright.lossy import Parts, Sums, Tolerance, Transport, seeded_dropper
 from shardwright.lossy.endpoint import Endpoint
 from shardwright.lossy.labels import labelled
 from shardwright.lossy.messages import uniform
@@ -344,6 +344,8 @@ def test_marks_shrink_the_window_and_tolerated_losses_do_not():
     ("settings", "says"),
     [
         ({"push": 1.0}, "push is a share"),
+        ({"push": "1%"}, "not '1%'"),
+        ({"bounds": [0.1]}, "bounds are a mapping"),
         ({"bounds": {"bias": -1}}, "bias is a share"),
         ({"fill": "rescale", "form": "ring"}, "form='direct'"),
         ({"fill": "stale"}, "error_feedback=False"),
@@ -353,3 +355,11 @@ def test_marks_shrink_the_window_and_tolerated_losses_do_not():
 def test_settings_that_cannot_be_are_refused(settings, says):
     with pytest.raises(InputError, match=says):
         Tolerance(**settings)
+
+
+def test_rates_times_and_shares_are_numbers():
+    for name in ("rate", "timeout"):
+        with pytest.raises(InputError, match=f"{name}.*'fast'"):
+            Transport(**{name: "fast"})
+    with pytest.raises(InputError, match="from 0 to 1, not 5"):
+        seeded_dropper(5, 1)

@@ -131,6 +131,34 @@ def test_plain_ddp_trains_over_udp_exactly_or_with_losses_that_are_owed() -> Non
     assert owing
 
 
+def refuse() -> None:
+    wrapped, mine = parallel(), dist.get_rank()
+    with pytest.raises(InputError, match=r"push is 0\.1 on rank 0 and 0\.2 on rank 1"):
+        lossy.register(wrapped, Tolerance(push=0.2 if mine else 0.1), host=HERE)
+    with pytest.raises(InputError, match="and 'fast'"):
+        lossy.register(wrapped, Tolerance(), "fast", host=HERE)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"host='192\.0\.2\.1' is none"):
+        lossy.register(wrapped, Tolerance(), host="192.0.2.1")  # kept for documents: nobody's
+    network = lossy.register(wrapped, Tolerance(push=0.1), Transport(timeout=20), host=HERE)
+    with pytest.raises(InputError, match=r"no 0\.bias of 3 values"):
+        network.load_state_dict({"0.bias": torch.zeros(3)})
+    train(wrapped, mine)
+    network.close()
+    network.close()
+    network.load_state_dict(network.state_dict())
+    with pytest.raises(InputError, match="close it behind the last step"):
+        train(wrapped, mine)
+    rows = DistributedDataParallel(nn.Embedding(9, 4, sparse=True))
+    network = lossy.register(rows, Tolerance(), Transport(timeout=20), host=HERE)
+    with pytest.raises(InputError, match="rows of"):
+        rows(torch.tensor([1, 2])).sum().backward()
+    network.close()
+
+
+def test_settings_that_differ_hosts_of_others_and_closed_networks_are_refused() -> None:
+    run_ranks(2, refuse, timeout=40)
+
+
 def wait_for_the_dead() -> str:
     rank = lossy.join(dist.group.WORLD, Transport(timeout=2), host=HERE)  # type: ignore[arg-type]
     if rank.rank == 1:

@@ -6,7 +6,7 @@ import copy
 import gc
 import warnings
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ from shardwright.planner.schedule.merge import Buckets, MergeMethod
 
 MEBI = 2**20
 FIRST_CAP, CAP = MEBI, 25 * MEBI  # torch's defaults
+# Messages of which each is timed while the others travel: gloo has two under way at once, and more wait.
+UNDER_WAY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,8 @@ class BucketPlan:
     """Buckets in the order in which they are sent, as bytes and as parameters' names.
 
     ``finish_seconds`` is when the last message should end, from the beginning of backward, and
-    ``default_finish_seconds`` the same with torch's default buckets; both are modelled from what was
-    measured alone.
+    ``default_finish_seconds`` the same with torch's default buckets; both are modelled from what backward and messages
+    take each by itself.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -84,7 +86,7 @@ def plan_buckets(
     torch's random numbers stay as they were.
     """
     everyone = _group(group)
-    device = _checked(model)
+    device = _checked(model, loss)
     _check_count("steps", steps)
     kept = {name: one.clone() for name, one in model.named_buffers()}
     with torch.random.fork_rng():
@@ -92,15 +94,17 @@ def plan_buckets(
     with torch.no_grad():
         for name, one in model.named_buffers():
             one.copy_(kept[name])
-    cost = measure_all_reduce(sum(measured.sizes_bytes), everyone, device)
+    total = sum(measured.sizes_bytes)
+    cost = measure_all_reduce(total, everyone, device)
+    queued = measure_all_reduce(total, everyone, device, UNDER_WAY)
     ready, sizes = measured.ready_seconds, measured.sizes_bytes
-    buckets = merge_gradients(ready, sizes, cost, method)
+    buckets = merge_gradients(ready, sizes, cost, method, queued=queued)
     default = default_buckets(sizes)
     return BucketPlan(
         sizes_bytes=tuple(sum(sizes[one] for one in bucket) for bucket in buckets),
         names=tuple(tuple(measured.names[one] for one in bucket) for bucket in buckets),
-        finish_seconds=finish_time(buckets, ready, sizes, cost),
-        default_finish_seconds=finish_time(default, ready, sizes, cost),
+        finish_seconds=finish_time(buckets, ready, sizes, cost, queued=queued),
+        default_finish_seconds=finish_time(default, ready, sizes, cost, queued=queued),
     )
 
 
@@ -128,7 +132,7 @@ def choose_buckets(
     Two more models and their gradients are in memory meanwhile. All ranks get the same answer.
     """
     everyone = _group(group)
-    device = _checked(model)
+    device = _checked(model, loss)
     _check_count("turns", turns)
     plan = plan_buckets(model, batch, loss=loss, group=everyone)
     ways = [
@@ -166,12 +170,13 @@ def wrap(
     the buckets that were planned.
     """
     everyone = _group(group)
-    device = _checked(model)
+    device = _checked(model, loss)
+    _check_choice(choice, model)
     found = choice or choose_buckets(model, batch, loss=loss, group=everyone)
     if not found.is_rebuilt:
         warnings.warn(
-            "torch made other buckets than planned (the order of gradients changes from step to step); "
-            "its default is used",
+            "torch made other buckets than planned (gradients come in another order from step to step, or some are "
+            "sparse); its default is used",
             ShardwrightWarning,
             stacklevel=2,
         )
@@ -214,14 +219,39 @@ def _group(group: ProcessGroup | None) -> ProcessGroup:
 
 
 def _check_count(name: str, count: int) -> None:
-    if count < 1:
+    if not isinstance(count, int) or count < 1:
         raise InputError(
-            f"a median needs at least one measurement, not {name}={count}; give 5 or more"
+            f"a median needs at least one measurement, not {name}={count!r:.40}; give 5 or more"
         )
 
 
-def _checked(model: nn.Module) -> torch.device:
-    """Return a model's device. Raises InputError where torch would not fill buckets in one order."""
+def _check_choice(choice: BucketChoice | None, model: nn.Module) -> None:
+    """Raise InputError for buckets of another model."""
+    if choice is None:
+        return
+    if not isinstance(choice, BucketChoice):
+        raise InputError(
+            f"buckets are kept by what choose_buckets returned, not by {type(choice).__name__}; give that, or leave "
+            "choice out"
+        )
+    sizes = {name: one.nbytes for name, one in model.named_parameters() if one.requires_grad}
+    planned = sorted(chain.from_iterable(choice.plan.names))
+    if planned != sorted(sizes) or sum(choice.plan.sizes_bytes) != sum(sizes.values()):
+        raise InputError(
+            f"buckets are of the model that they were chosen for, with {len(planned)} gradients of "
+            f"{sum(choice.plan.sizes_bytes)} bytes, but this one has {len(sizes)} of {sum(sizes.values())}; ask "
+            "choose_buckets with this model"
+        )
+
+
+def _checked(model: nn.Module, loss: Loss | None) -> torch.device:
+    """Return a model's device. Raises InputError where torch would not fill buckets in one order, and for what is no
+    model or loss."""
+    if not isinstance(model, nn.Module) or not (loss is None or callable(loss)):
+        raise InputError(
+            "a step is timed of a torch.nn.Module and its loss, a function from what it returns to one number, not of "
+            f"{type(model).__name__} and {loss!r:.40}; give both, or leave loss out where the model returns it"
+        )
     trained = [one for one in model.parameters() if one.requires_grad]
     kinds = sorted({f"{one.dtype} on {one.device}" for one in trained})
     if isinstance(model, DistributedDataParallel) or len(kinds) != 1:
@@ -230,5 +260,10 @@ def _checked(model: nn.Module) -> torch.device:
         raise InputError(
             "buckets are planned for a plain module with trained parameters of one dtype on one device, "
             f"but this one {what}; give the module itself"
+        )
+    if trained[0].device.type == "meta":
+        raise InputError(
+            "a step is timed of a model with numbers, but this one's are on the meta device; give it memory first "
+            "(model.to_empty, then what sets its weights)"
         )
     return trained[0].device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -52,11 +52,18 @@ class Compressor:
     so that it outlives any change of buckets. Residuals are float32 where gradients are narrower.
     """
 
-    def __init__(self, settings: Compression, wire: Wire, elements: int = 0) -> None:
-        """``elements`` are those of all parameters, by whose share each is clipped."""
+    def __init__(
+        self,
+        settings: Compression,
+        wire: Wire,
+        elements: int = 0,
+        names: Collection[str] = (),
+    ) -> None:
+        """``elements`` are those of all parameters, by whose share each is clipped; ``names`` are theirs, where known."""
         if settings.clip and not elements:
             raise InputError("clipping by share needs the number of elements of all parameters")
         self.settings, self.wire, self._elements = settings, wire, elements
+        self._names = frozenset(names)
         self.step = 0
         self.skipped = 0
         self._kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in _STATES}
@@ -282,16 +289,19 @@ class Compressor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank saved. Raises InputError where it is another number of ranks'."""
-        if state.get("version") != VERSION:
-            raise InputError(
-                f"a compressor's state is of version {VERSION}, not {state.get('version')!r}; load one "
-                "that state_dict() made"
-            )
+        """Go on from what this rank saved. Raises InputError where it is another number of ranks',
+        or another model's."""
+        _check_whole(state)
         if state["ranks"] != self.wire.size:
             raise InputError(
                 f"this state is of {state['ranks']} ranks, but {self.wire.size} train; give the states "
                 "of all ranks to shardwright.ddp.hooks.reshared first"
+            )
+        unknown = sorted(set(state["residual"]) - self._names) if self._names else ()
+        if unknown:
+            raise InputError(
+                f"what is owed is of the module's parameters, which has no {', '.join(unknown[:5])}; load the "
+                "state that was saved with this model"
             )
         self.step = int(state["step"])
         self._selector.thresholds = {
@@ -306,12 +316,31 @@ class Compressor:
         return self._kept["residual"].get(name)
 
 
+def _check_whole(state: Mapping[str, Any]) -> None:
+    """Raise InputError for what ``state_dict`` did not make."""
+    is_state = isinstance(state, Mapping)
+    version = state.get("version") if is_state else None
+    missing = {"ranks", "step", "thresholds", *_STATES}.difference(state if is_state else ())
+    if version != VERSION or missing:
+        what = f"lacks {', '.join(sorted(missing))}" if version == VERSION else f"is of {version!r}"
+        raise InputError(
+            f"a compressor's state is whole and of version {VERSION}, but this {what}; load one that "
+            "state_dict() made"
+        )
+
+
 def reshared(states: Sequence[Mapping[str, Any]], ranks: int) -> list[State]:
     """Return states for another number of ranks, from those of all ranks.
 
     What is owed to a parameter is the mean of the residuals, since means are what is applied: every new
     rank gets the mean. Velocities likewise. Raises InputError for an incomplete set.
     """
+    for state in states:
+        _check_whole(state)
+    if ranks < 1:
+        raise InputError(
+            f"states are shared out among at least one rank, not {ranks}; give ranks=2"
+        )
     if not states or any(state["ranks"] != len(states) for state in states):
         given = states[0]["ranks"] if states else 0
         raise InputError(

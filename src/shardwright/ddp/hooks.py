@@ -25,6 +25,7 @@ from shardwright.ddp.process import prepare_process
 from shardwright.ddp.settings import Compression
 from shardwright.ddp.wire import GroupWire
 from shardwright.errors import InputError
+from shardwright.runtime.agreement import check_alike
 from shardwright.runtime.handing import averaged_beside
 
 __all__ = ["WARM_UP", "Compression", "Compressor", "Load", "register", "reshared", "wire_bytes"]
@@ -42,6 +43,11 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
             f"{type(model).__name__}; wrap the model in it first (FSDP2 has reduce_dtype in its "
             "MixedPrecisionPolicy, and no hook that knows parameters)"
         )
+    if not isinstance(settings, Compression):
+        raise InputError(
+            f"how gradients travel is a Compression, not {settings!r:.40}; give "
+            'Compression(method="top-k", density=0.01) or another'
+        )
     names = {id(one): name for name, one in model.module.named_parameters()}
     unknown = sorted(set(settings.densities) - set(names.values()))
     if unknown:
@@ -56,7 +62,9 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
             "them as pairs of real numbers (torch.view_as_real), or leave its gradients as they are"
         )
     elements = sum(one.numel() for one in model.module.parameters() if one.requires_grad)
-    compressor = Compressor(settings, GroupWire(_own_group(model)), elements)
+    group = _own_group(model)
+    check_alike(settings, group)
+    compressor = Compressor(settings, GroupWire(group), elements, names.values())
     model.register_comm_hook(_Queue(compressor, names), _enqueue)
     return compressor
 

@@ -46,15 +46,26 @@ def run_model(model: nn.Module, batch: Any, loss: Loss | None = None) -> Tensor:
         found = model(**batch)
     else:
         found = model(*batch) if isinstance(batch, tuple) else model(batch)
-    if loss is not None:
-        return loss(found)
-    value = found if isinstance(found, Tensor) else getattr(found, "loss", None)
-    if not isinstance(value, Tensor) or value.numel() != 1:
+    if loss is None:
+        value = found if isinstance(found, Tensor) else getattr(found, "loss", None)
+        who = f"this model returns {_named(found)}"
+    else:
+        value = loss(found)
+        who = f"loss= returns {_named(value)}"
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         raise InputError(
-            f"a model must return its loss to be timed, but this one returns {type(found).__name__}; give "
-            "loss=, a function from what it returns to one number"
+            f"a step is timed from its loss, a tensor of one number that gradients flow from, but {who}; give "
+            "loss=, a function from what the model returns to that"
         )
     return value
+
+
+def _named(value: object) -> str:
+    """Say what a value is, for complaints."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    grown = "" if value.requires_grad else " that needs no gradient"
+    return f"a tensor of shape {tuple(value.shape)}{grown}"
 
 
 def measure_backward(
@@ -128,19 +139,17 @@ def _time_gradients(
 
 
 def measure_messages(
-    send: Callable[[int], None], largest: int, group: ProcessGroup, device: torch.device
+    send: Callable[[int], None],
+    largest: int,
+    group: ProcessGroup,
+    device: torch.device,
 ) -> Callable[[Sizes], Sizes]:
     """Time messages of some sizes up to the largest; return seconds by bytes, linear in between."""
     count = max(2, 1 + int(np.ceil(np.log(max(largest / SMALLEST, 2)) / np.log(GROWTH))))
     sizes = np.geomspace(SMALLEST, max(largest, 2 * SMALLEST), count)
     seconds = []
     for size in sizes:
-        laps = []
-        for _ in range(6):
-            dist.barrier(group)
-            start = _now(device)
-            send(int(size))
-            laps.append(_now(device) - start)
+        laps = [time_step(lambda size=size: send(int(size)), group, device) for _ in range(6)]
         seconds.append(statistics.median(laps[1:]))
     shared = np.array(_slowest(seconds, group, device))
     slope = (shared[-1] - shared[-2]) / (sizes[-1] - sizes[-2])
@@ -153,14 +162,19 @@ def measure_messages(
 
 
 def measure_all_reduce(
-    largest: int, group: ProcessGroup, device: torch.device
+    largest: int, group: ProcessGroup, device: torch.device, beside: int = 1
 ) -> Callable[[Sizes], Sizes]:
-    """Time torch's own all-reduce, which DistributedDataParallel calls."""
+    """Time torch's own all-reduce, which DistributedDataParallel calls: alone, or one of so many that are under way at
+    once, of whose bytes the largest has a share."""
+    memory = torch.zeros(max(largest, 2 * SMALLEST) // 4, device=device)
 
     def send(size: int) -> None:
-        dist.all_reduce(torch.zeros(size // 4, device=device), group=group)
+        parts = memory[: size // 4].chunk(beside)
+        for work in [dist.all_reduce(one, group=group, async_op=True) for one in parts]:
+            work.wait()  # type: ignore[union-attr]
 
-    return measure_messages(send, largest, group, device)
+    together = measure_messages(send, largest, group, device)
+    return lambda asked: together(asked * beside) / beside
 
 
 def _now(device: torch.device) -> float:

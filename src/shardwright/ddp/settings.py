@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, get_args
@@ -89,6 +89,12 @@ class Compression:
                 )
 
     def _check_numbers(self) -> None:
+        if not isinstance(self.densities, Mapping) or not isinstance(self.warm_up, Iterable):
+            raise InputError(
+                "densities are a mapping from names of parameters and warm_up is a sequence, not "
+                f"{self.densities!r:.40} and {self.warm_up!r:.40}; give "
+                'densities={"head.weight": 0.01}, warm_up=(0.25, 0.05)'
+            )
         for value in (self.density, *self.warm_up, *self.densities.values()):
             if not _is_within(value, 1) or not value:
                 raise InputError(

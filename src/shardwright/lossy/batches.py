@@ -79,7 +79,13 @@ class Sockets:
         self._sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(ports)]
         for one in self._sockets:
             one.setblocking(False)
-            one.bind((host, 0))
+            try:
+                one.bind((host, 0))
+            except OSError as error:
+                raise InputError(
+                    f"packets come to an IPv4 address of this host, but host={host!r} is none ({error}); give the one "
+                    "that it has in the network that gradients take"
+                ) from None
         first = self._sockets[0]
         first.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
         first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)

@@ -53,7 +53,13 @@ def calibrate(
 
 
 def _losses(train: Callable[[float, int], float], bound: float, seeds: int) -> tuple[float, ...]:
-    found = tuple(float(train(bound, seed)) for seed in range(seeds))
+    given = [train(bound, seed) for seed in range(seeds)]
+    try:
+        found = tuple(map(float, given))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"train(bound, seed) returns the loss at its end, a number, not {given[0]!r:.40}; let it return that"
+        ) from None
     if bound == 0 and not all(map(math.isfinite, found)):
         raise InputError(
             f"training must end with a finite loss where nothing is lost, not {found}; train a model that does"

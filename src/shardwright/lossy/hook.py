@@ -22,18 +22,23 @@ from shardwright.lossy.collectives import Parts, Sums
 from shardwright.lossy.labels import PRIORITIES
 from shardwright.lossy.settings import Tolerance, Transport
 from shardwright.lossy.udp import Dropper, UdpRank
+from shardwright.runtime.agreement import check_alike
 from shardwright.runtime.handing import averaged_beside
 
 
 class Lossy:
     """What keeps a model's network and what was lost; ``close`` it on all ranks before the process ends."""
 
-    def __init__(self, rank: UdpRank, tolerance: Tolerance, names: dict[int, str]) -> None:
+    def __init__(
+        self, rank: UdpRank, tolerance: Tolerance, names: dict[int, str], sizes: dict[str, int]
+    ) -> None:
         self.rank = rank
+        self._sizes = sizes
         self.sums = Sums(rank, tolerance)
         self._names = names
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lossy gradients")
         self._buckets, self._buckets_before = 0, 0
+        self._is_open = True
 
     @property
     def lost_share(self) -> float:
@@ -42,31 +47,41 @@ class Lossy:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank owes to each parameter; waits until all that was sent is confirmed."""
-        self._thread.submit(self.rank.drive, self.sums.settle()).result()
+        if self._is_open:  # closing waits for that, too
+            self._thread.submit(self.rank.drive, self.sums.settle()).result()
         return {name: torch.from_numpy(one.copy()) for name, one in self.sums.residuals.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what this rank owed when the state was kept."""
-        unknown = sorted(set(state) - set(self._names.values()))
+        given = {name: one.numel() for name, one in dict(state or {}).items()}
+        unknown = sorted(one for one in given.items() if one not in self._sizes.items())
         if unknown:
+            names = ", ".join(f"{name} of {size} values" for name, size in unknown[:5])
             raise InputError(
-                f"what is owed is of the module's parameters, which has no {', '.join(unknown[:5])}; load the "
-                "state of this model"
+                f"what is owed is of the module's parameters, which has no {names}; load the state of this model"
             )
         self.sums.residuals = {name: one.flatten().numpy().copy() for name, one in state.items()}
 
     def close(self) -> None:
         """Wait until all ranks have what was sent to them, and give the sockets back."""
-        self._thread.shutdown()
-        self.rank.close()
+        if self._is_open:
+            self._is_open = False
+            self._thread.submit(self.rank.drive, self.sums.settle())
+            self._thread.shutdown()
+            self.rank.close()
 
     def enqueue(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Hand a bucket over; the future has its buffer when the means are in it."""
         buffer = bucket.buffer()
-        if buffer.device.type != "cpu" or not buffer.is_floating_point():
+        if buffer.device.type != "cpu" or not buffer.is_floating_point() or buffer.is_sparse:
+            rows = "rows of " if buffer.is_sparse else ""
             raise InputError(
-                f"gradients travel over UDP from the memory of hosts, as real numbers, not {buffer.dtype} on "
-                f"{buffer.device}; train such a model with torch's own hooks"
+                f"gradients travel over UDP from the memory of hosts, whole and as real numbers, not {rows}"
+                f"{buffer.dtype} on {buffer.device}; train such a model with torch's own hooks"
+            )
+        if not self._is_open:
+            raise InputError(
+                "gradients travel over a network that is open, but this one was closed; close it behind the last step"
             )
         parts = Parts(
             tuple(self._names[id(one)] for one in bucket.parameters()),
@@ -109,6 +124,11 @@ def register(
             "the hook is for torch's DistributedDataParallel, not for "
             f"{type(model).__name__}; wrap the model in it first"
         )
+    if not isinstance(tolerance, Tolerance) or not isinstance(transport, Transport | None):
+        raise InputError(
+            f"what may be lost is a Tolerance, and how packets travel a Transport, not {tolerance!r:.40} and "
+            f"{transport!r:.40}; give Tolerance(push=0.01), Transport()"
+        )
     names = {id(one): name for name, one in model.module.named_parameters()}
     unknown = sorted(set(tolerance.bounds) - set(names.values()))
     if unknown:
@@ -117,7 +137,9 @@ def register(
             "of named_parameters()"
         )
     group = cast(dist.ProcessGroup, model.process_group)
-    lossy = Lossy(join(group, transport, host=host, dropper=dropper), tolerance, names)
+    check_alike(tolerance, group)
+    sizes = {name: one.numel() for name, one in model.module.named_parameters()}
+    lossy = Lossy(join(group, transport, host=host, dropper=dropper), tolerance, names, sizes)
     model.register_comm_hook(lossy, _enqueue)
     return lossy
 
@@ -155,7 +177,13 @@ def own_address() -> str:
             "host='10.0.0.7' or what it is in the network that gradients take"
         )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((meeting, 9))
+        try:
+            way.connect((meeting, 9))
+        except OSError as error:
+            raise InputError(
+                f"packets need this host's address, but nothing shows the way to MASTER_ADDR={meeting} ({error}); pass "
+                "host='10.0.0.7' or what it is in the network that gradients take"
+            ) from None
         return way.getsockname()[0]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Real
 from typing import Literal, get_args
 
 from shardwright.errors import InputError
@@ -49,9 +50,14 @@ class Tolerance:
                 raise InputError(
                     f"{name} must be one of {', '.join(known)}, not {value!r:.40}; choose one"
                 )
+        if not isinstance(self.bounds, Mapping):
+            raise InputError(
+                f"bounds are a mapping from names of parameters, not {self.bounds!r:.40}; give "
+                'bounds={"head.weight": 0.0}'
+            )
         shares = {"push": self.push, "pull": self.pull, "important": self.important}
         for name, value in (shares | dict(self.bounds)).items():
-            if not 0 <= value < 1:
+            if not isinstance(value, Real) or not 0 <= value < 1:
                 raise InputError(
                     f"{name} is a share of packets, at least 0 and below 1, not {value!r:.40}"
                 )
@@ -101,13 +107,13 @@ class Transport:
                 raise InputError(
                     f"{name} must be a whole number from {least} to {most}, not {value!r:.40}"
                 )
-        if not self.rate > 0:
+        if not isinstance(self.rate, Real) or not self.rate > 0:
             raise InputError(
                 f"rate is in bytes per second, above 0, not {self.rate!r:.40}; leave it out where unknown"
             )
         for name in ("grace", "timeout"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
+            if not isinstance(value, Real) or not 0 < value < math.inf:
                 raise InputError(f"{name} must be seconds, finite and above 0, not {value!r:.40}")
 
 

@@ -171,5 +171,9 @@ def _without(packets: Packets, lost: np.ndarray) -> Packets:
 
 def seeded_dropper(share: float, seed: int) -> Dropper:
     """Return what loses packets at random, for trials: Linux here may have nothing that does."""
+    if not 0 <= share <= 1:
+        raise InputError(
+            f"packets are lost by a share of them, from 0 to 1, not {share!r:.40}; give 0.01"
+        )
     random = np.random.default_rng(seed)
     return lambda packets: random.random(len(packets)) < share

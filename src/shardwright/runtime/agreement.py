@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
-from shardwright.errors import CheckpointError, RunError
+from shardwright.errors import CheckpointError, InputError, RunError
 from shardwright.runtime.endings import cause
 
 T = TypeVar("T")
@@ -35,6 +37,21 @@ def gathered(value: T) -> list[T]:
         where = "where all ranks must agree, as they do around a checkpoint"
         raise RunError(cause(error, rank(), where), rank=rank()) from None
     return found
+
+
+def check_alike(settings: Any, group: ProcessGroup) -> None:
+    """Raise InputError on all ranks of a group where their settings (a dataclass) differ: messages would, and would be
+    waited for for ever."""
+    said: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, settings, group)
+    for place, other in enumerate(said):
+        for one in fields(settings) if other != said[0] else ():
+            first, theirs = getattr(said[0], one.name), getattr(other, one.name)
+            if first != theirs:
+                raise InputError(
+                    f"all ranks must be given equal settings, but {one.name} is {first!r:.80} on rank 0 and "
+                    f"{theirs!r:.80} on rank {place}; give each the same"
+                )
 
 
 def together(act: Callable[[], T]) -> list[T]:

@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,11 +37,15 @@ def every_grouping(count):
         yield tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
 
 
-def replay(buckets, ready, sizes, cost, start=0.0):
-    """The model itself, message by message."""
+def replay(buckets, ready, sizes, cost, start=0.0, hidden=0.0):
+    """The model itself, message by message: ``hidden`` of its seconds a message has behind it while it waits."""
     free = start
     for bucket in buckets:
-        free = max([free, *(ready[i] for i in bucket)]) + cost(math.fsum(sizes[i] for i in bucket))
+        seconds, begins = (
+            cost(math.fsum(sizes[i] for i in bucket)),
+            max(ready[i] for i in bucket),
+        )
+        free = max(begins + seconds, free + seconds - min(hidden, seconds))
     return free
 
 
@@ -50,6 +55,22 @@ def test_optimal_equals_brute_force_over_all_groupings(instance, cost, start):
     buckets = merge_gradients(ready, sizes, cost, start_seconds=start)
     best = min(replay(groups, ready, sizes, cost, start) for groups in every_grouping(len(sizes)))
     assert replay(buckets, ready, sizes, cost, start) == pytest.approx(best, rel=1e-12)
+
+
+@given(instances(), costs(), st.floats(0, 40))
+def test_messages_that_wait_cost_less_and_optimal_equals_brute_force(instance, cost, hidden):
+    ready, sizes = instance
+
+    def queued(size):
+        return cost(size) - np.minimum(hidden, cost(size))
+
+    buckets = merge_gradients(ready, sizes, cost, queued=queued)
+    ends = [
+        replay(groups, ready, sizes, cost, hidden=hidden) for groups in every_grouping(len(sizes))
+    ]
+    assert replay(buckets, ready, sizes, cost, hidden=hidden) == pytest.approx(min(ends), rel=1e-12)
+    found = finish_time(buckets, ready, sizes, cost, queued=queued)
+    assert found == pytest.approx(min(ends), rel=1e-12)
 
 
 @given(instances(max_size=30), costs())

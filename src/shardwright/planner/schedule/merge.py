@@ -2,7 +2,9 @@
 
 Gradients become ready one after another and share one channel, first in first out. A bucket leaves
 when its last gradient is ready and the channel is free. Everything is in backward order: index 0 is
-ready first. Costs may be any function of bytes: a measured table as well as a straight line.
+ready first. Costs may be any function of bytes: a measured table as well as a straight line. Where a
+backend has several messages under way, one that waits for others (``queued``) takes less than one that finds the
+channel free: its latency is hidden beneath these.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ def merge_gradients(
     cost: Cost,
     method: MergeMethod = "optimal",
     *,
+    queued: Cost | None = None,
     start_seconds: float = 0.0,
 ) -> Buckets:
     """Return buckets of consecutive gradient indices, in the order in which they are sent.
 
-    ``cost`` gives the seconds of messages, each from its bytes; ``start_seconds`` is when the channel
-    is first free. A gradient counts as ready no earlier than those before it. Methods:
+    ``cost`` gives the seconds of messages, each from its bytes, ``queued`` (the optimal plan heeds it) what those
+    take that wait for the one before; ``start_seconds`` is when the channel is first free. A gradient counts as ready no earlier than those before it. Methods:
 
     * ``optimal``: the earliest possible finish of the last message, exactly, for any cost; of
       equally good plans one with long last buckets (fewer messages);
@@ -41,7 +44,7 @@ def merge_gradients(
     ready, sizes = _checked(ready_seconds, sizes_bytes)
     count = len(sizes)
     if method == "optimal":
-        return _merge_optimally(ready, sizes, cost, start_seconds)
+        return _merge_optimally(ready, sizes, cost, queued or cost, start_seconds)
     if method == "mgwfbp":
         return _merge_by_rule(ready, sizes, cost, start_seconds)
     if method == "wfbp":
@@ -59,13 +62,16 @@ def finish_time(
     sizes_bytes: Sequence[float],
     cost: Cost,
     *,
+    queued: Cost | None = None,
     start_seconds: float = 0.0,
 ) -> float:
-    """Return when the last bucket has been sent."""
+    """Return when the last bucket has been sent; see ``merge_gradients``."""
     ready, sizes = _checked(ready_seconds, sizes_bytes)
     free = start_seconds
     for bucket in buckets:
-        free = max(free, ready[bucket[-1]]) + _alone(cost, sum(sizes[bucket[0] : bucket[-1] + 1]))
+        size = sum(sizes[bucket[0] : bucket[-1] + 1])
+        behind = _alone(queued or cost, size)
+        free = max(free + behind, ready[bucket[-1]] + _alone(cost, size))
     return free
 
 
@@ -84,19 +90,22 @@ def _checked(
     return ready, [float(value) for value in sizes_bytes]
 
 
-def _merge_optimally(ready: list[float], sizes: list[float], cost: Cost, start: float) -> Buckets:
+def _merge_optimally(
+    ready: list[float], sizes: list[float], cost: Cost, queued: Cost, start: float
+) -> Buckets:
     """Find the earliest finish by dynamic programming.
 
-    F(j) = min over i < j of max(F(i), R(j)) + T(S_j - S_i) for the first j gradients, F(0) = start,
-    S prefix bytes. Finishing earlier never hurts what follows, so one number per prefix is enough.
-    O(L^2) steps.
+    F(j) = min over i < j of max(F(i) + Q(S_j - S_i), R(j) + T(S_j - S_i)) for the first j gradients, F(0) = start,
+    S prefix bytes, Q the cost of messages that wait. Finishing earlier never hurts what follows, so one number per
+    prefix is enough. O(L^2) steps.
     """
     count = len(sizes)
     prefix = np.concatenate([[0.0], np.cumsum(sizes)])
     finish = np.full(count + 1, start)
     first = [0] * (count + 1)
     for j in range(1, count + 1):
-        ends = np.maximum(finish[:j], ready[j - 1]) + cost(prefix[j] - prefix[:j])
+        spans = prefix[j] - prefix[:j]
+        ends = np.maximum(finish[:j] + queued(spans), ready[j - 1] + cost(spans))
         first[j] = int(np.argmin(ends))
         finish[j] = ends[first[j]]
     buckets: list[tuple[int, ...]] = []
