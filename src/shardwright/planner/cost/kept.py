@@ -98,7 +98,8 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(("cholesky", "linalg_cholesky", "linalg_cholesky_ex", "inverse", "linalg_inv"), ((), (0,))),
     "cummax": ((0,), (1,)), "cummin": ((0,), (1,)), "linalg_eigh": ((), (0, 1)), "linalg_qr": ((), (0, 1)),
     "linalg_svd": ((), (0, 1, 2)), "_linalg_svd": ((), (0, 1, 2)), "linalg_lu_factor_ex": ((), (0, 1)),
-    "linalg_solve_triangular": ((0,), (0,)), "scatter_reduce": ((0, 1, 2), (0,)), "native_dropout": ((), (1,)),
+    "linalg_solve_triangular": ((0,), (0,)), "native_dropout": ((), (1,)),
+    **dict.fromkeys(("scatter_reduce", "index_reduce"), ((0, 1, 2), (0,))),
 }  # fmt: skip
 
 PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "einsum", "inner", "tensordot",
