@@ -58,15 +58,35 @@ SPELLINGS: dict[str, Make] = {
     "diagonals": lambda x, w: x @ torch.diag(w) + torch.diag(w[:, None] @ w[None]),
     "products": lambda x, w: x @ torch.linalg.multi_dot([w[:, None], w[None], torch.diagflat(w)]),
     "special": lambda x, w: torch.special.log_softmax(x, -1) * torch.special.ndtr(w),
-    "no second name": lambda x, w: torch.i0(x) + torch.special.entr(w) + torch.polygamma(1, w),
-    "quantiles": lambda x, w: torch.quantile(x, x.new_tensor([0.2, 0.5]), dim=-1) + w.mean(),
+    "no second name": lambda x, w: (
+        torch.i0(x) + torch.special.entr(w.sigmoid()) + torch.polygamma(1, w.abs() + 1)
+    ),
     "points": lambda x, w: x[rows(x, 1, 1).expand(-1, 4, 3), best(x)] * w,
     "repeated": lambda x, w: x[rows(x, 1, 1).repeat(1, 4, 3), best(x)] * w,
-    "behind a weight": lambda x, w: (torch.exp(-w[:1]) * x.square().mean() + w[:1]).squeeze(),
     "columns": lambda x, w: torch.linalg.solve_triangular(
         torch.eye(8, dtype=x.dtype) + torch.tril(w.outer(w)), x.flatten(0, 1).mT, upper=False
     ),
 }
+
+
+class Weighed(nn.Module):
+    """A loss behind the weight that is learned for it, in a vector of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.doubt = nn.Linear(8, 1), nn.Parameter(torch.full((1,), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.exp(-self.doubt) * self.net(x).square().mean() + self.doubt).squeeze()
+
+
+def weighed() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Weighed().double(), {"x": torch.randn(4, 8, dtype=torch.float64)}
+
+
+def test_a_loss_may_stand_behind_its_weight() -> None:
+    assert_equivalent(2, weighed, WAYS, partial(torch.optim.SGD, lr=0.1))
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
