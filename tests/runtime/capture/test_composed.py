@@ -6,13 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.space import Seed
+from shardwright.planner.cost.kept import saved_tensors
+from shardwright.planner.lower import lower
+from shardwright.planner.simulate.memory import memory_over_time
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.composed import COMPOSED, NAMES
+from shardwright.runtime.executor import Executor
 from shardwright.verbs.coverage import coverage
 from tests.runtime.equivalence import assert_equivalent
 from tests.runtime.strategies import named
@@ -102,3 +107,42 @@ def test_every_name_that_is_taken_apart_is_composed_by_pytorch() -> None:
     for one in COMPOSED:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(one.name(), composed), one
     assert {one.name().split("::")[1].split(".")[0] for one in COMPOSED} == set(NAMES.split())
+
+
+class Rounded(nn.Module):
+    """Weights that are rounded in forward and trained as if they were not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = self.weight.detach().abs().amax() / 7
+        rounded = (self.weight / step).round().clamp(-8, 7) * step
+        return (x @ (self.weight + (rounded - self.weight).detach())).square().mean()
+
+
+def rounded() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Rounded().double(), {"x": torch.randn(8, 64, dtype=torch.float64)}
+
+
+def test_nothing_is_kept_for_a_gradient_of_what_is_only_read_detached() -> None:
+    graph = capture(*rounded()).graph
+    kept = {operator.kind: saved_tensors(graph, operator)[:2] for operator in graph.operators}
+    assert kept["aten.clamp.default"] == kept["aten.round.default"] == ((), ())
+    assert_equivalent(2, rounded, WAYS, partial(torch.optim.SGD, lr=0.1))
+
+
+def test_peaks_of_what_is_only_read_detached_are_those_predicted() -> None:
+    module, batch = rounded()
+    captured = capture(module, batch)
+    program = lower(captured.graph, seed_strategy(captured.graph, Seed()))
+    executor = Executor(captured, program, module, optimizer=torch.optim.AdamW)
+    executor.step(batch)
+    measured = executor.profile_step(batch).worst_peak_bytes
+    executor.close()
+    seconds = np.zeros(program.num_instructions)
+    assert max(memory_over_time(program, (seconds, seconds))[0][:, 1]) == pytest.approx(
+        measured, rel=0.02
+    )

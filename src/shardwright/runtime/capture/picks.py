@@ -79,7 +79,11 @@ def _index(recorder: Recorder, args: Sequence[Any]) -> Value | None:
 def _counts(recorder: Recorder, rows: Value, count: int) -> bool:
     """Whether integers are 0, 1, ... up to as many rows along dim 0, of which each has one (or that one everywhere)."""
     record = _maker(recorder, rows)
-    if record is not None and record.target in _EXPANSIONS and record.args[0].meta.dim() == rows.meta.dim():
+    if (
+        record is not None
+        and record.target in _EXPANSIONS
+        and record.args[0].meta.dim() == rows.meta.dim()
+    ):
         rows = record.args[0]
     if rows.meta.shape[:1] != (count,) or rows.meta.numel() != count:
         return False

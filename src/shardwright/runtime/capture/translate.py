@@ -161,7 +161,9 @@ class Translator:
 
     def _apart(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Translate what a call is composed of, under its own name."""
-        given = [one for one in pytree.tree_leaves((list(args), kwargs)) if isinstance(one, Variable)]
+        given = [
+            one for one in pytree.tree_leaves((list(args), kwargs)) if isinstance(one, Variable)
+        ]
         look = pytree.tree_map_only(
             Variable, lambda one: self.variables.read(one).meta.detach(), (list(args), kwargs)
         )
