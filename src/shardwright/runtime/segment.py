@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from shardwright.core.float8 import FLOAT8, is_float8_product
-from shardwright.core.graph import Operator
+from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.core.program import Call, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.core.vocabulary import BLOCKS, LOG_SUMS, LOSS, is_whole
@@ -100,6 +100,20 @@ def writes_buffers(captured: Captured, segment: Segment) -> bool:
     return any(
         not op.outputs or op.kind.startswith(("aten.batch_norm", "opaque.")) for op in operators
     )
+
+
+def _read_detached(graph: OperatorGraph, operator: Operator) -> list[int]:
+    """Return which operands autograd is not to look behind, since no gradient of the loss reaches what is made of them: else
+    it would keep what it needs for one until a later operator is read detached."""
+    made = [graph.tensors[tensor] for tensor in operator.outputs]
+    is_seen = operator.kind.startswith(("opaque.", "aten.detach"))
+    if is_seen or any(one.needs_gradient or not one.is_floating for one in made):
+        return []
+    return [
+        position
+        for position, tensor in enumerate(operator.inputs)
+        if made and graph.tensors[tensor].needs_gradient
+    ]
 
 
 class _Builder:
@@ -223,6 +237,10 @@ class _Builder:
         found: list[Any] = [self._node(value) for value in call.operands]
         if self._is_whole_loss(call, operator):
             found[BLOCKS] = None
+        for position in _read_detached(self.captured.graph, operator):
+            found[position] = self.graph.call_function(
+                torch.ops.aten.detach.default, (found[position],)
+            )
         return found
 
     def _is_whole_loss(self, call: Call, operator: Operator) -> bool:

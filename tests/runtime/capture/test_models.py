@@ -207,7 +207,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
-    def forward(self, x, edges):
+    def forward(self, x, edges, energy=None):
         count = int(edges.max())  # a value that export cannot know
         h = self.linear(x)
         return (h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])).pow(2).mean() + 0 * count
@@ -224,6 +224,9 @@ def many(batch_size=4):
 
 def huge(batch_size=4, seq=8):
     return Net(), ring(batch_size * seq)
+
+def parts(batch_size=4):
+    return Net(), ring(5 * batch_size) | {"energy": torch.ones(batch_size)}
 """
 
 
@@ -241,6 +244,14 @@ def test_samples_of_several_rows_are_made_as_asked_for(tmp_path: Path) -> None:
     made = load_model(f"{tmp_path}/graphs.py:many").example(40)
     assert made["x"].shape == (40, 4)
     assert int(made["edges"].max()) == 39
+
+
+def test_a_batch_that_would_cut_samples_whose_rows_refer_to_each_other_is_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    with pytest.raises(InputError, match=r"'x', of which .* 5 a sample.* not 8; .*\(-b 40\)"):
+        subject.capture(f"{tmp_path}/graphs.py:parts", global_batch=8)
 
 
 def test_a_batch_that_was_cut_is_named_as_the_cause(tmp_path: Path) -> None:

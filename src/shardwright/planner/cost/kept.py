@@ -61,7 +61,7 @@ KEEPS_INPUT = frozenset({
     "log10", "log1p", "logit", "digamma", "lgamma", "abs", "erf", "erfc",
     "erfinv", "var", "var_mean", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "relu6", "hardtanh", "hardshrink", "softshrink", "threshold", "square", "glu",
-    "nan_to_num", "renorm",
+    "nan_to_num", "renorm", "i0", "mvlgamma", "polygamma", "special_entr", "special_ndtri",
 })  # fmt: skip
 
 KEEPS_OUTPUT = frozenset({
@@ -73,7 +73,7 @@ KEEPS_OUTPUT = frozenset({
 KEEPS_OPERANDS = frozenset({
     "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
     "soft_margin_loss", "maximum", "minimum", "fmax", "fmin", "atan2", "complex", "linalg_cross",
-    "logaddexp", "logaddexp2", "outer", "prelu", "grid_sampler", "vdot", "xlogy", "kl_div",
+    "logaddexp", "logaddexp2", "outer", "prelu", "grid_sampler", "vdot", "xlogy", "special_xlog1py", "kl_div",
     "clamp", "clamp_min", "clamp_max",
     "_grouped_mm", "grouped_mm_fallback",
 })  # fmt: skip
@@ -98,7 +98,8 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(("cholesky", "linalg_cholesky", "linalg_cholesky_ex", "inverse", "linalg_inv"), ((), (0,))),
     "cummax": ((0,), (1,)), "cummin": ((0,), (1,)), "linalg_eigh": ((), (0, 1)), "linalg_qr": ((), (0, 1)),
     "linalg_svd": ((), (0, 1, 2)), "_linalg_svd": ((), (0, 1, 2)), "linalg_lu_factor_ex": ((), (0, 1)),
-    "linalg_solve_triangular": ((0,), (0,)), "scatter_reduce": ((0, 1, 2), (0,)), "native_dropout": ((), (1,)),
+    "linalg_solve_triangular": ((0,), (0,)), "native_dropout": ((), (1,)),
+    **dict.fromkeys(("scatter_reduce", "index_reduce"), ((0, 1, 2), (0,))),
 }  # fmt: skip
 
 PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "einsum", "inner", "tensordot",

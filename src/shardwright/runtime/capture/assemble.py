@@ -88,6 +88,15 @@ def live_records(records: Sequence[Record], results: Iterable[Value]) -> list[Re
     return kept[::-1]
 
 
+def with_gradient(records: Sequence[Record], loss: Value) -> set[Value]:
+    """Return what a gradient of the loss reaches: not what is only read detached, as rounded weights are."""
+    found = {loss}
+    for record in reversed(records):
+        if any(one in found and one.meta.requires_grad for one in record.outputs):
+            found.update(tensors_in([record.args, list(record.kwargs.values())]))
+    return found
+
+
 def assemble(
     *,
     name: str,
@@ -113,6 +122,7 @@ def assemble(
             *notes,
             f"parameters without influence on the loss are left alone: {', '.join(unused)}",
         )
+    reached = with_gradient(records, results.loss)
     index_of: dict[Value, int] = {}
     tensors: list[TensorSpec] = []
     constants: dict[int, Tensor] = {}
@@ -128,7 +138,8 @@ def assemble(
         for place, value in enumerate(record.outputs):
             index_of[value] = len(tensors)
             label = record.name if len(record.outputs) == 1 else f"{record.name}.{place}"
-            tensors.append(describe(value, label, position))
+            spec = describe(value, label, position)
+            tensors.append(replace(spec, needs_gradient=spec.needs_gradient and value in reached))
         operator, call = _operator(record, index_of)
         shapes = [tensors[index].shape for index in operator.inputs]
         made = [tensors[index].shape for index in operator.outputs]

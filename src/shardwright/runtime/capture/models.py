@@ -234,9 +234,22 @@ class _Maker:
             made = self.made(max(1, batch_size // each), seq, trained_on)
             have = rows_of(made)
         if have not in (0, batch_size):
+            self._check_groups(made, batch_size, seq)
             row = sum(t.numel() // have for t in made.values() if t.dim() and t.shape[0] == have)
             check_numbers(batch_size * row, f"model {self.spec!r}, at {batch_size:,} rows")
         return {name: _resized(tensor, have, batch_size) for name, tensor in made.items()}
+
+    def _check_groups(self, made: Mapping[str, Tensor], batch_size: int, seq: int | None) -> None:
+        """Refuse to leave out some rows of a sample to which others, such as edges, may refer."""
+        each = self.rows_each(seq) if "batch_size" in _parameters(self.function) else 1
+        counts = {name: len(tensor) for name, tensor in made.items() if tensor.dim()}
+        if batch_size % each and len(set(counts.values())) > 1:
+            first = next(iter(counts))
+            raise InputError(
+                f"model {self.spec!r}: a global batch counts rows of {first!r}, of which its function makes "
+                f"{each} a sample, and others of other tensors, so it must be a multiple of {each}, not "
+                f"{batch_size}; for {batch_size} samples plan for {batch_size * each} (-b {batch_size * each})"
+            )
 
     def sample(self, batch_size: int, seq: int | None) -> dict[str, Tensor]:
         """Make what a step of so many rows is captured with.

@@ -12,6 +12,7 @@ import torch
 from shardwright.runtime.capture.record import Recorder, Value, aten
 
 ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default})
+_EXPANSIONS = frozenset({aten.expand.default, aten.expand_as.default})
 _VIEWS = frozenset({aten.reshape.default, aten.unsqueeze.default})
 
 
@@ -76,7 +77,14 @@ def _index(recorder: Recorder, args: Sequence[Any]) -> Value | None:
 
 
 def _counts(recorder: Recorder, rows: Value, count: int) -> bool:
-    """Whether integers are 0, 1, ... up to as many rows along dim 0, of which each has one."""
+    """Whether integers are 0, 1, ... up to as many rows along dim 0, of which each has one (or that one everywhere)."""
+    record = _maker(recorder, rows)
+    if (
+        record is not None
+        and record.target in _EXPANSIONS
+        and record.args[0].meta.dim() == rows.meta.dim()
+    ):
+        rows = record.args[0]
     if rows.meta.shape[:1] != (count,) or rows.meta.numel() != count:
         return False
     record = _maker(recorder, rows)

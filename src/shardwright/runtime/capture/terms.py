@@ -23,7 +23,7 @@ SUMS: dict[Any, Any] = {one: one for one in (aten.add.Tensor, aten.sub.Tensor)} 
 SCALED = frozenset(
     {
         aten.mul.Scalar, aten.div.Scalar, aten.mul.Tensor, aten.div.Tensor, aten.neg.default,
-        aten.reshape.default, aten.to.dtype, aten.sum.default, aten.mean.default, aten.squeeze.default,
+        aten.reshape.default, aten.to.dtype, aten.sum.default, aten.mean.default, aten.squeeze.dims,
     }
 )  # fmt: skip
 DEEPEST = 200  # sums in sums; those of longer chains are left as they are
@@ -54,23 +54,33 @@ def _rewritten(
 ) -> Value:
     if value.producer < 0 or value.meta.numel() != 1 or depth > DEEPEST:
         return value
-    target, old, named = _linear_in(recorder.records[value.producer], moving)
+    record = recorder.records[value.producer]
+    target, old, named = _linear_in(record, moving)
     new: list[Any] = []
     for one in old:
         if isinstance(one, Value) and one in moving:
             new.append(_rewritten(recorder, one, moving, rows, depth + 1))
         else:
             new.append(_per_row(recorder, one, value, rows) if target in SUMS else one)
-    return value if all(map(is_, new, old)) else recorder.emit(target, *new, **named)
+    same = all(map(is_, new, old)) and not _is_turned(record, moving)
+    return value if same else recorder.emit(target, *new, **named)
 
 
 def _linear_in(record: Record, moving: set[Value]) -> tuple[Any, list[Any], dict[str, Any]]:
     """Return a call that makes what a record makes, its arguments none where terms do not pass."""
     if record.target in SUMS and (terms := _terms(record)):
         return SUMS[record.target], terms, {}
+    if _is_turned(record, moving):
+        return record.target, list(record.args[::-1]), record.kwargs
     if record.target in SCALED and moving.isdisjoint(tensors_in(list(record.args[1:]))):
         return record.target, list(record.args), record.kwargs
     return record.target, [], {}
+
+
+def _is_turned(record: Record, moving: set[Value]) -> bool:
+    """Whether a weight is multiplied by what it weighs: partial sums pass through a product's first factor."""
+    is_product = record.target is aten.mul.Tensor and len(record.args) == 2
+    return is_product and record.args[0] not in moving and record.args[1] in moving
 
 
 def _terms(record: Record) -> list[Any]:

@@ -19,6 +19,7 @@ from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.alone import can_be_alone, made_alone
 from shardwright.runtime.capture.autocast import Region, entered
 from shardwright.runtime.capture.bags import BAGS, summed
+from shardwright.runtime.capture.composed import COMPOSED, parts
 from shardwright.runtime.capture.decompose import Decompositions
 from shardwright.runtime.capture.heads import MERGING, apart, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
@@ -119,6 +120,8 @@ class Translator:
             return self._broadcast(args[0])
         if is_over_lists(target):
             return list(starmap(self._call, singly(target, args, kwargs)))
+        if target in COMPOSED:
+            return self._apart(target, args, kwargs)
         args, kwargs = self._cast_for(target, args, kwargs)
         if target.namespace == "aten" and target._schema.is_mutable:
             return self._write(target, args, kwargs)
@@ -155,6 +158,19 @@ class Translator:
             one if shape == full else self._pure(aten.expand.default, [one, list(full)], {})
             for one, shape in zip(tensors, shapes, strict=True)
         ]
+
+    def _apart(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Translate what a call is composed of, under its own name."""
+        given = [
+            one for one in pytree.tree_leaves((list(args), kwargs)) if isinstance(one, Variable)
+        ]
+        look = pytree.tree_map_only(
+            Variable, lambda one: self.variables.read(one).meta.detach(), (list(args), kwargs)
+        )
+        path, name = self.recorder.path, self.recorder.node_name
+        made = self.walk(parts(target, *look), given)
+        self.recorder.path, self.recorder.node_name = path, name
+        return made
 
     # -- pure operators -------------------------------------------------------------------------
 
@@ -222,6 +238,9 @@ class Translator:
                     return aten.to.dtype, [args[0], made.dtype], {}
                 shape = list(made.shape)
             return aten.reshape.default, [args[0], shape], {}
+        if target is aten.squeeze.default:  # of a shard it might drop more
+            ones = [dim for dim, extent in enumerate(args[0].meta.shape) if extent == 1]
+            return aten.squeeze.dims, [args[0], ones], {}
         if target is aten.t.default and args[0].meta.dim() == 2:
             return aten.transpose.int, [args[0], 0, 1], {}
         if target in (aten.expand.default, aten.broadcast_to.default):

@@ -218,6 +218,13 @@ def _dtype(graph: OperatorGraph, tensor: int, precision: str) -> str:
     return KEPT_AS.get(precision, precision) if dtype == "float32" else dtype
 
 
+# Kinds whose index counts along a dim that their call names.
+_ALONG_DIM = frozenset({
+    "gather", "index_select", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_reduce",
+    "take_along_dim",
+})  # fmt: skip
+
+
 def _largest_index(graph: OperatorGraph, index: int, position: int, inputs: Shapes) -> int:
     """Return the exclusive bound of an integer input: rows, classes or positions it may name."""
     operator = graph.operators[index]
@@ -230,7 +237,7 @@ def _largest_index(graph: OperatorGraph, index: int, position: int, inputs: Shap
         return inputs[0][1] if len(inputs[0]) > 1 else max(inputs[0])
     if kind in {"token_cross_entropy_sum", "vocabulary_cross_entropy_sum"}:
         return inputs[0][-1]
-    if kind in {"gather", "index_select", "scatter", "scatter_add", "index_add", "take_along_dim"}:
+    if kind in _ALONG_DIM:
         dim = operator.attribute("dim", 0)
         return inputs[0][dim] if isinstance(dim, int) else 1
     if kind in {"index", "index_put"} and position > 0:

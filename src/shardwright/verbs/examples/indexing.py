@@ -48,6 +48,12 @@ EXAMPLES = {
     ),
     **every("index_select.default", call(F(4, 6), 1, I(8)), call(F(6, 4, 2), 0, I(8))),
     **every("index_add.default", call(F(4, 6), 1, I(8), F(4, 8))),
+    **every(
+        "index_reduce.default",
+        call(F(4, 6), 1, I(8), F(4, 8), "amax"),
+        call(F(4, 6), 1, I(8), F(4, 8), "mean", include_self=False),
+        call(F(4, 6), 0, I(8, high=4), F(8, 6), "prod"),
+    ),
     **every("index_copy.default", call(F(4, 6), 1, L(0, 2), F(4, 2))),
     **every("index_fill.int_Scalar", call(F(4, 6), 1, I(2), 0.5)),
     **every(

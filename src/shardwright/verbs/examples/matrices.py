@@ -31,7 +31,11 @@ EXAMPLES = {
     ),
     **every("stft.default stft.center", fixed((64,), call(F(6, 64), 16, return_complex=True))),
     **every("cholesky_solve.default", call(F(4, 3, 2), P(4, 3, 3))),
-    **every("linalg_solve_triangular.default", call(P(4, 3, 3), F(4, 3, 2), upper=False)),
+    **every(
+        "linalg_solve_triangular.default",
+        call(P(4, 3, 3), F(4, 3, 2), upper=False),
+        call(P(4, 3, 3), F(4, 6, 3), upper=True, left=False),
+    ),
     **every(
         "linalg_inv.default linalg_det.default logdet.default linalg_slogdet.default",
         call(P(4, 3, 3)),

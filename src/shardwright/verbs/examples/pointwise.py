@@ -9,6 +9,18 @@ EXAMPLES = {
     **every("special_expit.default special_erf.default", call(F(4, 6))),
     **every(
         """
+        special_erfcx.default special_i0e.default special_i1.default special_i1e.default
+        special_log_ndtr.default i0.default signbit.default isposinf.default isneginf.default
+        """,
+        call(F(4, 6)),
+    ),
+    **every("special_entr.default special_ndtri.default", call(U(4, 6))),
+    **every("polygamma.default", call(1, U(4, 6))),
+    **every("mvlgamma.default", call(U(4, 6), 1)),
+    **every("copysign.Tensor special_xlog1py.default", call(F(4, 6), U(6))),
+    **every("copysign.Scalar", call(F(4, 6), -2.0)),
+    **every(
+        """
         abs.default absolute.default asinh.default atan.default ceil.default celu.default
         cos.default cosh.default deg2rad.default elu.default erf.default erfc.default exp.default
         exp2.default expm1.default floor.default frac.default gelu.default hardshrink.default

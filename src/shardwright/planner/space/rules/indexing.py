@@ -71,7 +71,7 @@ def index_select(call: Signature) -> Iteration:
 
 
 def index_place(call: Signature) -> Iteration:
-    """Place or add along ``dim`` by a vector: all other dims split."""
+    """Place, add or reduce along ``dim`` by a vector: all other dims split."""
     kept = blank(numbered(len(call.inputs[0])), {call.tensor_dim("dim")})
     inputs = [kept, ("",), *([kept] * (len(call.inputs) - 2))]
     if len(call.inputs) > 2 and len(call.inputs[2]) != len(kept):
@@ -187,7 +187,10 @@ RULES: dict[str, Rule] = {
     "aten.index_select.default": index_select,
     **family(
         index_place,
-        "index_add.default index_copy.default index_fill.int_Scalar index_fill.int_Tensor",
+        """
+        index_add.default index_copy.default index_reduce.default index_fill.int_Scalar
+        index_fill.int_Tensor
+        """,
     ),
     "aten.index.Tensor": index,
     "aten.take.default": equation("self _.., index b.. -> b..", linear="self"),

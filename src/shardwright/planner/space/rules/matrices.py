@@ -83,6 +83,12 @@ def transform(call: Signature) -> Iteration:
     return space(call, [names], [names], linear=(0,))
 
 
+def triangular_solution(call: Signature) -> Iteration:
+    """Solve for every matrix by itself, and for every column of what is on the right (row, where that is on the left)."""
+    columns = "_ c" if call.attribute("left", True) else "c _"
+    return equation(f"self b.. _ _, B b.. {columns} -> b.. {columns}", linear="B")(call)
+
+
 RULES: dict[str, Rule] = {
     **family(
         equation("self b.. _ _ -> b.. _ _"),
@@ -102,7 +108,7 @@ RULES: dict[str, Rule] = {
     "aten.stft.center": equation("self b.. _, window _ -> b.. _ _"),
     "aten.linalg_cholesky_ex.default": equation("self b.. _ _ -> b.. _ _, b.."),
     "aten.cholesky_solve.default": equation("self b.. _ _, input2 b.. _ _ -> b.. _ _"),
-    "aten.linalg_solve_triangular.default": equation("self b.. _ _, B b.. _ _ -> b.. _ _"),
+    "aten.linalg_solve_triangular.default": triangular_solution,
     "aten.linalg_inv.default": equation("A b.. _ _ -> b.. _ _"),
     "aten.det.default": equation("self b.. _ _ -> b.."),
     "aten.linalg_eigh.default": equation("self b.. _ _ -> b.. _, b.. _ _"),

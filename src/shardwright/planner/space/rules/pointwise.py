@@ -109,7 +109,10 @@ RULES: dict[str, Rule] = {
         subtract.Scalar remainder.Scalar_Tensor xlogy.Scalar_Other xlogy.Scalar_Self fill.Scalar
         masked_fill.Tensor addcdiv.default addcmul.default lerp.Scalar lerp.Tensor copy.default
         angle.default real.default imag.default conj_physical.default special_expit.default
-        special_erf.default
+        special_erf.default special_entr.default special_erfcx.default special_i0e.default
+        special_i1.default special_i1e.default special_log_ndtr.default special_ndtri.default
+        special_xlog1py.default i0.default polygamma.default mvlgamma.default copysign.Tensor
+        copysign.Scalar signbit.default isposinf.default isneginf.default
         fill.Tensor polar.default complex.default zeros_like.default ones_like.default
         full_like.default empty_like.default
         """,
