@@ -244,14 +244,18 @@ def _check_choice(choice: BucketChoice | None, model: nn.Module) -> None:
         )
 
 
-def _checked(model: nn.Module, loss: Loss | None) -> torch.device:
-    """Return a model's device. Raises InputError where torch would not fill buckets in one order, and for what is no
-    model or loss."""
+def _check_kinds(model: nn.Module, loss: Loss | None) -> None:
     if not isinstance(model, nn.Module) or not (loss is None or callable(loss)):
         raise InputError(
             "a step is timed of a torch.nn.Module and its loss, a function from what it returns to one number, not of "
             f"{type(model).__name__} and {loss!r:.40}; give both, or leave loss out where the model returns it"
         )
+
+
+def _checked(model: nn.Module, loss: Loss | None) -> torch.device:
+    """Return a model's device. Raises InputError where torch would not fill buckets in one order, and for what is no
+    model or loss."""
+    _check_kinds(model, loss)
     trained = [one for one in model.parameters() if one.requires_grad]
     kinds = sorted({f"{one.dtype} on {one.device}" for one in trained})
     if isinstance(model, DistributedDataParallel) or len(kinds) != 1:

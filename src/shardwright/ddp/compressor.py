@@ -329,24 +329,29 @@ def _check_whole(state: Mapping[str, Any]) -> None:
         )
 
 
+def _check_all(states: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError where states are not those of all ranks."""
+    numbers = [state.get("ranks") for state in states if isinstance(state, Mapping)]
+    if not states or any(one not in (None, len(states)) for one in numbers):
+        raise InputError(
+            f"states of all ranks are needed to share them out, but {len(states)} of {numbers[0] if states else 0} are "
+            "given; give the one of each rank, in rank order"
+        )
+    for state in states:
+        _check_whole(state)
+
+
 def reshared(states: Sequence[Mapping[str, Any]], ranks: int) -> list[State]:
     """Return states for another number of ranks, from those of all ranks.
 
     What is owed to a parameter is the mean of the residuals, since means are what is applied: every new
     rank gets the mean. Velocities likewise. Raises InputError for an incomplete set.
     """
-    for state in states:
-        _check_whole(state)
     if ranks < 1:
         raise InputError(
             f"states are shared out among at least one rank, not {ranks}; give ranks=2"
         )
-    if not states or any(state["ranks"] != len(states) for state in states):
-        given = states[0]["ranks"] if states else 0
-        raise InputError(
-            f"states of all ranks are needed to share them out, but {len(states)} of {given} are given; "
-            "give the one of each rank, in rank order"
-        )
+    _check_all(states)
     first = states[0]
     shared = dict(first) | {"ranks": ranks, "thresholds": {}}
     shared |= {kind: _means([state[kind] for state in states]) for kind in ("residual", "velocity")}

@@ -43,11 +43,7 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
             f"{type(model).__name__}; wrap the model in it first (FSDP2 has reduce_dtype in its "
             "MixedPrecisionPolicy, and no hook that knows parameters)"
         )
-    if not isinstance(settings, Compression):
-        raise InputError(
-            f"how gradients travel is a Compression, not {settings!r:.40}; give "
-            'Compression(method="top-k", density=0.01) or another'
-        )
+    _check_settings(settings)
     names = {id(one): name for name, one in model.module.named_parameters()}
     unknown = sorted(set(settings.densities) - set(names.values()))
     if unknown:
@@ -67,6 +63,14 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
     compressor = Compressor(settings, GroupWire(group), elements, names.values())
     model.register_comm_hook(_Queue(compressor, names), _enqueue)
     return compressor
+
+
+def _check_settings(settings: Compression) -> None:
+    if not isinstance(settings, Compression):
+        raise InputError(
+            f"how gradients travel is a Compression, not {settings!r:.40}; give "
+            'Compression(method="top-k", density=0.01) or another'
+        )
 
 
 def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:

@@ -63,6 +63,7 @@ class Compression:
 
     def __post_init__(self) -> None:
         self._check_words()
+        self._check_kinds()
         self._check_numbers()
         if self.residual == "paper" and not self.method.startswith("gtop-k"):
             raise InputError(
@@ -88,13 +89,15 @@ class Compression:
                     f"{name} must be one of {', '.join(known)}, not {value!r:.40}; choose one"
                 )
 
-    def _check_numbers(self) -> None:
+    def _check_kinds(self) -> None:
         if not isinstance(self.densities, Mapping) or not isinstance(self.warm_up, Iterable):
             raise InputError(
                 "densities are a mapping from names of parameters and warm_up is a sequence, not "
                 f"{self.densities!r:.40} and {self.warm_up!r:.40}; give "
                 'densities={"head.weight": 0.01}, warm_up=(0.25, 0.05)'
             )
+
+    def _check_numbers(self) -> None:
         for value in (self.density, *self.warm_up, *self.densities.values()):
             if not _is_within(value, 1) or not value:
                 raise InputError(

@@ -50,6 +50,19 @@ class Tolerance:
                 raise InputError(
                     f"{name} must be one of {', '.join(known)}, not {value!r:.40}; choose one"
                 )
+        self._check_shares()
+        if self.fill != "zero" and self.form == "ring":
+            raise InputError(
+                f"a ring sends sums of several ranks on, of which fill {self.fill!r} knows none apart; "
+                "choose fill='zero' or form='direct'"
+            )
+        if self.fill != "zero" and self.error_feedback:
+            raise InputError(
+                f"what is lost counts twice with fill {self.fill!r} and error feedback; choose "
+                "fill='zero', or error_feedback=False"
+            )
+
+    def _check_shares(self) -> None:
         if not isinstance(self.bounds, Mapping):
             raise InputError(
                 f"bounds are a mapping from names of parameters, not {self.bounds!r:.40}; give "
@@ -61,16 +74,6 @@ class Tolerance:
                 raise InputError(
                     f"{name} is a share of packets, at least 0 and below 1, not {value!r:.40}"
                 )
-        if self.fill != "zero" and self.form == "ring":
-            raise InputError(
-                f"a ring sends sums of several ranks on, of which fill {self.fill!r} knows none apart; "
-                "choose fill='zero' or form='direct'"
-            )
-        if self.fill != "zero" and self.error_feedback:
-            raise InputError(
-                f"what is lost counts twice with fill {self.fill!r} and error feedback; choose "
-                "fill='zero', or error_feedback=False"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,7 @@ class Transport:
             )
         for name in ("grace", "timeout"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 < value < math.inf:
+            if not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise InputError(f"{name} must be seconds, finite and above 0, not {value!r:.40}")
 
 

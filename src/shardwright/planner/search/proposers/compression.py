@@ -10,10 +10,7 @@ from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.search.labels import packing_words
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-
-# The share of a step for which more of the gradients is lost: by less, predictions do not tell plans apart (median
-# errors of 2 to 10 %, benchmarks/reports), and what is lost is lost for certain.
-PAYS = 0.02
+from shardwright.planner.search.steering import ALIKE
 
 
 def compressed(least_sent: float, pool: Pool) -> Proposals:
@@ -22,15 +19,15 @@ def compressed(least_sent: float, pool: Pool) -> Proposals:
     bare = unburdened(pool.context)
     found = [(free_seconds(bare, one), number, one) for number, one in enumerate(pool.fitting)]
     for free, _, evaluation in sorted(found, key=lambda one: one[:2])[: pool.count]:
-        if free >= pool.fastest * (1 - max(PAYS, pool.same)):
+        if free >= pool.fastest * (1 - max(ALIKE, pool.same)):
             return
         yield Proposal(free, partial(_compressed, pool, evaluation, least_sent))
         pool.tell(1.0, "compressing gradients")
 
 
 def _compressed(pool: Pool, evaluation: Evaluation, least_sent: float) -> Evaluation | None:
-    """Try a plan at every least share of what is sent, the densest first; keep what is faster by so much
-    that it pays."""
+    """Try a plan at every least share of what is sent, the densest first; keep what is faster by more
+    than what is alike: what is lost is lost for certain."""
     best, strategy = evaluation, evaluation.strategy
     seen = {strategy.gradient_sync}
     for sync in packings(pool.context, evaluation, least_sent, pool.evaluator.run):
@@ -40,7 +37,7 @@ def _compressed(pool: Pool, evaluation: Evaluation, least_sent: float) -> Evalua
         label = f"{strategy.label}, {packing_words(sync)}"
         made = replace(strategy, gradient_sync=sync, label=label)
         found = pool.judged(made, evaluation.least_seconds)
-        if found is not None and found.seconds < best.seconds * (1 - max(PAYS, pool.same)):
+        if found is not None and found.seconds < best.seconds * (1 - max(ALIKE, pool.same)):
             pool.evaluations.append(found)
             best = found
     return best
