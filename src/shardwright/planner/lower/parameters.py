@@ -57,7 +57,7 @@ class Parameters:
         self.served = {
             tensor
             for tensor, config in self.config_of.items()
-            if not is_alone and strategy.serves(config, builder.graph.consumers[tensor])
+            if strategy.serves(config, builder.graph.consumers[tensor])
         }
         for tensor, config in zip(builder.graph.parameters, strategy.parameters, strict=True):
             if "microbatch" in (config.sync, strategy.updates):

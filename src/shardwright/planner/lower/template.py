@@ -82,7 +82,7 @@ class Rows(NamedTuple):
     def of(cls, builder: ProgramBuilder, steps: Sequence[Step]) -> Rows:
         """Look at steps of a builder whose segments are finished."""
         if not steps:
-            return NO_ROWS
+            return _no_rows
         segments = builder.segments
         held = [
             _held(builder, step) if step.kind in BACKWARD_KINDS else step.reads for step in steps
@@ -151,7 +151,7 @@ class Rows(NamedTuple):
         return self.value[is_written], np.repeat(np.arange(len(rows)), rows[:, WRITTEN])
 
 
-NO_ROWS = Rows(*(np.zeros(shape, dtype=np.int64) for shape in ((0, READ + 1), 0, 0)))
+_no_rows = Rows(*(np.zeros(shape, dtype=np.int64) for shape in ((0, READ + 1), 0, 0)))
 
 
 def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
