@@ -76,15 +76,17 @@ def _index(recorder: Recorder, args: Sequence[Any]) -> Value | None:
     return emit(aten.reshape.default, found, [*made, *rest])
 
 
+def _unexpanded(recorder: Recorder, rows: Value) -> Value:
+    """Return what was expanded along dims of its own."""
+    record = _maker(recorder, rows)
+    if record is None or record.target not in _EXPANSIONS:
+        return rows
+    return record.args[0] if record.args[0].meta.dim() == rows.meta.dim() else rows
+
+
 def _counts(recorder: Recorder, rows: Value, count: int) -> bool:
     """Whether integers are 0, 1, ... up to as many rows along dim 0, of which each has one (or that one everywhere)."""
-    record = _maker(recorder, rows)
-    if (
-        record is not None
-        and record.target in _EXPANSIONS
-        and record.args[0].meta.dim() == rows.meta.dim()
-    ):
-        rows = record.args[0]
+    rows = _unexpanded(recorder, rows)
     if rows.meta.shape[:1] != (count,) or rows.meta.numel() != count:
         return False
     record = _maker(recorder, rows)

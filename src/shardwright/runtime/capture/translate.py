@@ -120,8 +120,6 @@ class Translator:
             return self._broadcast(args[0])
         if is_over_lists(target):
             return list(starmap(self._call, singly(target, args, kwargs)))
-        if target in COMPOSED:
-            return self._apart(target, args, kwargs)
         args, kwargs = self._cast_for(target, args, kwargs)
         if target.namespace == "aten" and target._schema.is_mutable:
             return self._write(target, args, kwargs)
@@ -176,6 +174,8 @@ class Translator:
 
     def _pure(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Emit an operator and wrap its results, views of its arguments among them, as variables."""
+        if target in COMPOSED:
+            return self._apart(target, args, kwargs)
         sources: list[Variable] = []
 
         def read(item: Any) -> Any:
