@@ -38,9 +38,8 @@ class Incremental:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._frames: dict[object, _Frame] = {}  # the last used comes last
-        self._last: tuple[Strategy, Program, Prices] | None = (
-            None  # asked for again, mostly at once
-        )
+        # Asked for again, mostly at once.
+        self._last: tuple[Strategy, Program, Prices] | None = None
 
     @cached_property
     def _lowering(self) -> IncrementalLowering:

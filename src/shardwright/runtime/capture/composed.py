@@ -13,12 +13,14 @@ from torch.utils import _pytree as pytree
 from shardwright.runtime.capture.record import aten
 
 NAMES = """
-    arccos arccosh arcsin arcsinh arctan arctan2 arctanh atleast_1d atleast_2d atleast_3d  chain_matmul
-    column_stack cumulative_trapezoid diag diagflat dsplit dstack fft_ihfft fft_ihfft2 fft_ihfftn fix fliplr flipud float_power gradient greater
-    greater_equal hsplit hstack isreal less less_equal linalg_lu_factor linalg_matmul linalg_multi_dot linalg_vecdot moveaxis msort
-    narrow not_equal row_stack special_digamma special_erfc special_erfinv special_exp2 special_expm1 special_gammaln
-    special_i0 special_log1p special_log_softmax special_logit special_ndtr special_psi special_round special_sinc
-    special_softmax special_xlogy trapz vander vsplit vstack
+    arccos arccosh arcsin arcsinh arctan arctan2 arctanh atleast_1d atleast_2d atleast_3d
+    chain_matmul column_stack cumulative_trapezoid diag diagflat dsplit dstack fft_ihfft
+    fft_ihfft2 fft_ihfftn fix fliplr flipud float_power gradient greater greater_equal hsplit
+    hstack isreal less less_equal linalg_lu_factor linalg_matmul linalg_multi_dot linalg_vecdot
+    moveaxis msort narrow not_equal row_stack special_digamma special_erfc special_erfinv
+    special_exp2 special_expm1 special_gammaln special_i0 special_log1p special_log_softmax
+    special_logit special_ndtr special_psi special_round special_sinc special_softmax
+    special_xlogy trapz vander vsplit vstack
 """
 _SPLITS = frozenset({"aten.narrow.default"})  # with a rule of its own
 

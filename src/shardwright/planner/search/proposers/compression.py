@@ -19,10 +19,15 @@ def compressed(least_sent: float, pool: Pool) -> Proposals:
     bare = unburdened(pool.context)
     found = [(free_seconds(bare, one), number, one) for number, one in enumerate(pool.fitting)]
     for free, _, evaluation in sorted(found, key=lambda one: one[:2])[: pool.count]:
-        if free >= pool.fastest * (1 - max(ALIKE, pool.same)):
+        if free >= _worth_losing(pool, pool.fastest):
             return
         yield Proposal(free, partial(_compressed, pool, evaluation, least_sent))
         pool.tell(1.0, "compressing gradients")
+
+
+def _worth_losing(pool: Pool, seconds: float) -> float:
+    """Return below how many seconds a plan that loses more is worth it beside one that takes so many."""
+    return seconds * (1 - max(ALIKE, pool.same))
 
 
 def _compressed(pool: Pool, evaluation: Evaluation, least_sent: float) -> Evaluation | None:
@@ -37,7 +42,7 @@ def _compressed(pool: Pool, evaluation: Evaluation, least_sent: float) -> Evalua
         label = f"{strategy.label}, {packing_words(sync)}"
         made = replace(strategy, gradient_sync=sync, label=label)
         found = pool.judged(made, evaluation.least_seconds)
-        if found is not None and found.seconds < best.seconds * (1 - max(ALIKE, pool.same)):
+        if found is not None and found.seconds < _worth_losing(pool, best.seconds):
             pool.evaluations.append(found)
             best = found
     return best
