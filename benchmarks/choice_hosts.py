@@ -108,14 +108,13 @@ class Case:
     rows: tuple[Ran, ...]
     plain: Ran  # data parallelism
     chosen: Ran  # with trials
-    believed: Ran | None  # from measurements alone; None on fewer hosts, where it did not run
+    believed: Ran  # from measurements alone, of what is on all hosts: others would have these cores to themselves
 
     @property
     def regret(self) -> tuple[float, float]:
         """Of the plan that was chosen with trials, and of that chosen without."""
         best = min(row.lap.step_seconds for row in self.rows)
-        believed = self.believed.lap.step_seconds if self.believed else math.nan
-        return self.chosen.lap.step_seconds / best - 1, believed / best - 1
+        return self.chosen.lap.step_seconds / best - 1, self.believed.lap.step_seconds / best - 1
 
     def tau(self, which: int) -> float:
         """Kendall's tau of a prediction over pairs of plans that were told apart; NaN without any."""
@@ -170,17 +169,18 @@ class Hosts:
         described = planned("--measure", "never").frontier
         self.on_each("-m", "shardwright", "profile", spec, *where)
         document = planned()
-        believed = document.frontier.best
         measured = known_costs(where=environment_of(self.cluster))
         graph = capture(spec, global_batch=BATCHES[name], precision="float32").graph
-        training = training_of(believed.strategy)
+        training = training_of(document.frontier.best.strategy)
         survey = surveyed(graph, self.cluster, measured, document.frontier, training)
         first, *others = (
             survey.plain
         )  # two run however long they take: what one has, and what is believed
-        every = [first, believed, *others, *document.frontier.plans, *described.plans]
-        whole = [one for one in every if len(one.strategy.devices) == len(self.names)]
-        plans = runnable(survey, whole)[:MOST_PLANS]
+        wanted = [document.frontier.best, *document.frontier.plans]
+        whole = [one for one in wanted if len(one.strategy.devices) == len(self.names)]
+        believed = whole[0] if whole else first
+        also = [one for one in described.plans if len(one.strategy.devices) == len(self.names)]
+        plans = runnable(survey, [first, believed, *others, *whole, *also])[:MOST_PLANS]
         laps, peaks = self._laps(spec, plans)
         known = dict(zip([one.strategy for one in plans], laps, strict=True))
         fitted = refit(survey.context, {one: lap.step_seconds for one, lap in known.items()})
@@ -201,7 +201,7 @@ class Hosts:
             rows=tuple(rows.values()),
             plain=rows[plans[0].strategy],
             chosen=rows[with_measured(survey, known).best.strategy],
-            believed=rows.get(believed.strategy),
+            believed=rows[believed.strategy],
         )
 
     def _laps(self, spec: str, plans: Sequence[Plan]) -> tuple[list[Measured], list[list[float]]]:
@@ -287,7 +287,6 @@ def _print_summary(cases: Sequence[Case]) -> None:
     memory = [abs(row.memory) for row in rows]
     print(f"\nmemory: median error {statistics.median(memory):.1%}, worst {max(memory):.1%}")
     regret, believed = ([case.regret[which] for case in cases] for which in range(2))
-    believed = [one for one in believed if not math.isnan(one)] or [math.nan]
     print(
         f"\nregret: median {statistics.median(regret):.1%}, worst {max(regret):.1%}; with --try 0 "
         f"{statistics.median(believed):.1%}, {max(believed):.1%}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from shardwright import api
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Record
+from shardwright.files.clusterfile import read_cluster
 from shardwright.planner.cost.compute import has_backward
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.profile import Wanted
 from shardwright.verbs import measure
@@ -73,3 +76,27 @@ def test_what_is_chosen_was_measured_however_fast_models_say_the_rest_is(
     asked.clear()
     assert api.study(module, "1x4xA100", batch=batch, bench=bench).num_measured == 0
     assert asked == []  # also nothing that has no backward
+
+
+def test_a_device_alone_that_models_call_a_little_slower_than_what_is_chosen_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a batch takes all as long as a whole one would, which the model of operators cannot know: a device alone
+    was never measured, and lost to data parallelism."""
+    monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
+    module, batch = mlp()
+    cluster = read_cluster(
+        '[kind.c]\npeak = {float32 = "1 GFLOP/s"}\nmemory = "1 GB"\nmemory_bandwidth = "1 GB/s"\n'
+        'backend = "cpu"\n[[host]]\nkind = "c"\ndevices = 2\nlink = "10 MB/s"\n'
+    )
+
+    def quick(*given: object) -> list[Record]:
+        return [replace(record, seconds=1e-3) for record in taken(*given)]  # type: ignore[arg-type]
+
+    bench = measure.Bench(environment=THERE, measure=quick)
+    study = api.study(module, cluster, batch=batch, bench=bench)
+    plain = study.plain[0].predicted.step_seconds
+    run = run_of(seed_strategy(study.graph, Seed()), study.graph)
+    keys = {key for shard in run for key in measure.keys_of(study.graph, shard, "float32")}
+    assert {key for key in keys - study.costs.operator_map.keys() if "|forward|" in key} == set()
+    assert study.frontier.best.predicted.step_seconds < plain

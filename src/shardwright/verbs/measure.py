@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable, Record, operator_key
@@ -146,6 +146,15 @@ class Bench:
     measure: Measure
 
 
+class Solver(Protocol):
+    """Plans at the costs it is given; ``rivals`` is what it did not choose, and might at measured costs."""
+
+    @property
+    def rivals(self) -> tuple[Strategy, ...]: ...
+
+    def __call__(self, costs: CostTable) -> Frontier: ...
+
+
 def here() -> Bench:
     """Return this machine, with all of its devices busy."""
     return Bench(environment=environment(), measure=measure_shards)
@@ -156,7 +165,7 @@ def refine(
     cluster: Cluster,
     request: Request,
     watch: Watch,
-    solve: Callable[[CostTable], Frontier],
+    solve: Solver,
     bench: Bench | None = None,
 ) -> tuple[CostTable, Frontier, int]:
     """Plan and measure in turns (on this machine, where no ``bench`` is given); return the costs, the
@@ -180,7 +189,7 @@ def refine(
         costs = known_costs(graph, bench.environment)
         frontier = solve(costs)
         best = (frontier.best, *frontier.plans[:PLANS])
-        strategies = tuple(plan.strategy for plan in best)
+        strategies = (*(plan.strategy for plan in best), *solve.rivals)
     assert frontier is not None  # the first round solves
     return costs, frontier, count
 

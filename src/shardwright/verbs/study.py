@@ -16,6 +16,7 @@ from shardwright.core.float8 import FLOAT8
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.schedules import refusal
+from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, NoPlan, PrecisionError
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
@@ -116,7 +117,7 @@ def study(
         origin=_origin(question, costs),
         spreads=tuple(spread_of(one, context, solver.last) for one in frontier.plans),
         curve=solver.points,
-        plain=solver.plain,
+        plain=solver.last.plain if solver.last else (),
         num_measured=num_links + num_shards,
         is_complete=not (watch if request.method == "exact" else asked).stop(),
         notes=(*told, *notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
@@ -230,9 +231,9 @@ class _Solver:
         self.points: tuple[Plan, ...] = ()
 
     @property
-    def plain(self) -> tuple[Plan, ...]:
-        """Plain data parallelism, where a search looked at it."""
-        return self.last.plain if self.last else ()
+    def rivals(self) -> tuple[Strategy, ...]:
+        """A device alone, where a search found that it might be as fast as what it chose."""
+        return (self.last.alone,) if self.last and self.last.alone else ()
 
     def context(self, costs: CostTable) -> Context:
         """Return what was planned at these costs, with what the last search knows of it."""
@@ -281,7 +282,7 @@ def _answered(
     question: Question,
     captured: Captured,
     watch: Watch,
-    solve: Callable[[CostTable], Frontier],
+    solve: _Solver,
     bench: Bench | None,
 ) -> tuple[CostTable, Frontier, int]:
     """Plan, where it is asked for measuring operators in between; return the costs planned with,

@@ -16,3 +16,19 @@ def test_gradients_of_plain_data_parallelism_travel_in_the_dtype_asked_for() -> 
     for plan in found.plain:
         sync = plan.strategy.gradient_sync
         assert (sync.dtype, sync.error_feedback) == ("bfloat16", True)
+
+
+def test_a_device_alone_is_laid_beside_what_was_found_unless_it_cannot_be_as_fast() -> None:
+    """Of two devices with slow links between them; of operators that take much longer than all messages; and of a
+    device that is too small."""
+    graph = mlp(batch=4096, width=1024)
+    few = Limits(max_candidates=2)
+    near = survey(graph, cluster(1, 2, near=1e8), CostTable(), limits=few)
+    assert near.alone
+    assert near.alone.devices == (0,)
+    assert near.settled().frontier.best.strategy.devices == (0,)
+    far = survey(graph, cluster(1, 2, near=1e12, flops=1e12), CostTable(), limits=few)
+    assert far.alone is None
+    bytes_alone = near.weighed(near.alone)[0].bytes
+    small = survey(graph, cluster(1, 2, near=1e8, memory=0.9 * bytes_alone), CostTable())
+    assert small.alone is None

@@ -24,7 +24,7 @@ ALONE = "single device"
 AXES = ("data", "outer", "tensor")
 # Words of a label that say what is split, and into how many stages.
 _PARALLEL = re.compile(
-    r"(single|one) device|.* tensor parallel\)"
+    r"single device|.* tensor parallel\)"
     r"|(replicated|activations split|(data|tensor|hybrid|spatial|sequence|context|expert) parallel)( x \d+)+"
 )
 _STAGES = re.compile(r"^pipeline x \d+|^\d+ stages|^on \d+ groups")

@@ -16,6 +16,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
+from shardwright.planner.cost.compute import MODEL_SPREAD
 from shardwright.planner.judge.evaluate import Evaluation, weigh
 from shardwright.planner.judge.ties import NEAR, Doubts, complexity, half_width_between
 from shardwright.planner.model.context import Context
@@ -92,6 +93,20 @@ class Survey:
                 found.append(plan)
         return tuple(found)
 
+    @cached_property
+    def alone(self) -> Strategy | None:
+        """The first device alone, with no messages at all; None where that is illegal, does not fit or is
+        slower than what is chosen by twice what models of operators are off by."""
+        most = (1 + 2 * MODEL_SPREAD) * self.frontier.best.predicted.step_seconds
+        if self.context.num_devices == 1 or self.context.prices.serial_seconds > most:
+            return None
+        try:
+            strategy = as_strategy(self.context.on(1), Seed())
+            fits = self.weighed(strategy)[0].objective.peak_bytes <= self.room
+        except ValueError:
+            return None
+        return strategy if fits else None
+
     def fastest(self, count: int) -> tuple[Plan, ...]:
         """Return the plans predicted fastest, one for each name; refinement is no other name."""
         found: dict[str, Evaluation] = {}
@@ -120,10 +135,11 @@ class Survey:
         return replace(self, frontier=self._frontier(lines))
 
     def _with_plain(self) -> list[Evaluation]:
-        """Return what fits and plain data parallelism, the best objective first."""
+        """Return what fits, plain data parallelism and a device alone, the best objective first."""
         pool = [*self.findings.fitting]
         known = {evaluation.strategy for evaluation in pool}
-        pool += [self.weighed(one.strategy)[0] for one in self.plain if one.strategy not in known]
+        wanted = [*(one.strategy for one in self.plain), *([self.alone] if self.alone else [])]
+        pool += [self.weighed(one)[0] for one in wanted if one not in known]
         return sorted(pool, key=lambda one: one.objective)
 
     def _frontier(self, lines: list[tuple[Evaluation, Evaluation]]) -> Frontier:

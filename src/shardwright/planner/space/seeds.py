@@ -117,7 +117,7 @@ class Seed:
             (self.num_microbatches > 1, f"{self.num_microbatches} microbatches"),
             (self.recompute, "recomputation"),
         )
-        return ", ".join(text for holds, text in said if holds) or "one device"
+        return ", ".join(text for holds, text in said if holds) or "single device"
 
 
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
