@@ -70,7 +70,7 @@ def test_a_label_tells_how_microbatches_go_through_the_parts(
     )
     whole = Seed(num_microbatches=pieces)
     placement = Placement(name="parts.toml", parts=parts, whole=whole, order=order)
-    assert place_modules(graph, placement).label == "one device on 0; one device on 1" + told
+    assert place_modules(graph, placement).label == "single device on 0; single device on 1" + told
 
 
 @pytest.mark.parametrize(
