@@ -139,7 +139,8 @@ def is_random(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return False
     schema = target._schema  # type: ignore[attr-defined]
     names = [argument.name for argument in schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
+    absent = {argument.name: argument.default_value for argument in schema.arguments}
+    given = absent | dict(zip(names, args, strict=False)) | kwargs
     if given.get("train") is False or given.get("training") is False:
         return False
     rates = [given.get(name, 0.0) for name in ("p", "dropout_p", "dropout") if name in names]
