@@ -67,9 +67,9 @@ def by_sum(made: Tensor, order: Tensor) -> Tensor:
 class Experts(nn.Module):
     """Gated experts with biases, of which every token chooses two."""
 
-    def __init__(self, ends: Ends, back: Back) -> None:
+    def __init__(self, ends: Ends, back: Back, *, descending: bool = False) -> None:
         super().__init__()
-        self.ends, self.back = ends, back
+        self.ends, self.back, self.descending = ends, back, descending
         self.router, self.head = nn.Linear(8, EXPERTS), nn.Linear(8, 4)
         self.up = nn.Parameter(torch.randn(EXPERTS, 16, 8) / 4)
         self.shift = nn.Parameter(torch.randn(EXPERTS, 16) / 4)
@@ -78,7 +78,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
         share, chosen = self.router(tokens).softmax(-1).topk(COPIES)
-        found, order = chosen.flatten().sort()
+        found, order = chosen.flatten().sort(descending=self.descending)
         ends = self.ends(chosen.flatten(), found)
         rows = tokens[order // COPIES]
         gate, up = (product(rows, self.up.mT, ends) + self.shift[found]).chunk(2, -1)
@@ -134,14 +134,16 @@ def test_what_mixes_sorted_rows_stays_as_it_is(back: Back) -> None:
 
 
 def test_ends_of_other_groups_are_no_groups() -> None:
-    """The last group's rows are counted as the one's before it."""
+    """Not where the last group's rows are left out, nor where rows lie the other way round."""
 
     def ends(_chosen: Tensor, found: Tensor) -> Tensor:
         counts = torch.histc(found.float(), EXPERTS, 0, EXPERTS - 2)
         return counts.cumsum(0, dtype=torch.int32)
 
-    kinds = [one.kind for one in capture(*experts(ends, by_inverse)).graph.operators]
-    assert "shardwright.grouped_product" not in kinds
+    backwards = Experts(by_histogram, by_inverse, descending=True).double()
+    for module in (experts(ends, by_inverse)[0], backwards):
+        kinds = [one.kind for one in capture(module, experts(ends, by_inverse)[1]).graph.operators]
+        assert "shardwright.grouped_product" not in kinds
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])

@@ -48,26 +48,38 @@ def contraction(equation: str, shapes: Shapes) -> Contraction | None:
 
     Matrices are ``b m k`` and ``b k n``: dims of both that stay, of one, and those summed over, each in the result's order.
     """
-    read, arrow, made = equation.replace(" ", "").partition("->")
-    terms = read.split(",")
-    if len(shapes) != 2 or len(terms) != 2 or not arrow or "." in equation:
-        return None
-    if any(len(set(term)) < len(term) for term in terms):
+    terms, made = _terms(equation)
+    if len(shapes) != 2 or len(terms) != 2:
         return None
     sizes = [dict(zip(term, shape, strict=True)) for term, shape in zip(terms, shapes, strict=True)]
-    left, right = (frozenset(name for name, size in each.items() if size > 1) for each in sizes)
-    order = [*made, *sorted((left | right) - set(made))]
-    summed = [name for name in order if name not in made and name in left & right]
+    left, right = (_wide(one) for one in sizes)
+    summed = sorted((left & right) - set(made))
     if not summed:
         return None
-    both = [name for name in made if name in left & right]
-    rows = [name for name in made if name in left - right]
-    columns = [name for name in made if name in right - left]
+    both, rows, columns = (
+        [name for name in made if name in group]
+        for group in (left & right, left - right, right - left)
+    )
     return Contraction(
         left=_is_copied(terms[0], sizes[0], (both, rows, summed)),
         right=_is_copied(terms[1], sizes[1], (both, summed, columns)),
         gradient=_is_copied(made, sizes[0] | sizes[1], (both, rows, columns)),
     )
+
+
+def _terms(equation: str) -> tuple[list[str], str]:
+    """Return the letters of an equation's operands and of its result; nothing where it says less, or more, than letters of
+    dims of their own."""
+    read, arrow, made = equation.replace(" ", "").partition("->")
+    terms = read.split(",")
+    is_plain = bool(arrow) and "." not in equation
+    return (
+        (terms, made) if is_plain and all(len(set(one)) == len(one) for one in terms) else ([], "")
+    )
+
+
+def _wide(sizes: dict[str, int]) -> frozenset[str]:
+    return frozenset(name for name, size in sizes.items() if size > 1)
 
 
 def _is_copied(term: str, sizes: dict[str, int], groups: tuple[list[str], ...]) -> bool:

@@ -291,17 +291,17 @@ def _sort_of(cls: Any, leaves: Sequence[Any], given: Any) -> tuple[str, tuple[in
 def _drawn(cls: Any, leaves: Sequence[Any], given: Any, high: int) -> Given:
     """Return a call of a function with a few rows, integers below ``high``."""
     numbers = torch.Generator().manual_seed(0)
-    count = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+    before = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    count = before[0].shape[:1]
     tensors: list[Tensor] = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            few = [
-                min(count, FEW) if n == count and not at else n for at, n in enumerate(leaf.shape)
-            ]
-            made = torch.randint(high, few, generator=numbers)
-            if leaf.is_floating_point():
-                made = torch.randn(few, generator=numbers)
-            tensors.append(made.to(leaf.dtype))
+    for one in before:
+        few = list(one.shape)
+        if one.shape[:1] == count:
+            few[:1] = [min(FEW, size) for size in count]
+        drawn = torch.randn(few, generator=numbers)
+        if not one.is_floating_point():
+            drawn = torch.randint(high, few, generator=numbers)
+        tensors.append(drawn.to(one.dtype))
     places = iter(tensors)
     filled = [next(places) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     every, spec = pytree.tree_flatten((tuple(pytree.tree_unflatten(filled, given)), {}))

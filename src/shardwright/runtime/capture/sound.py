@@ -17,6 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 _plain: Any = torch.istft
+NAMES = (
+    "n_fft", "hop_length", "win_length", "window", "center", "normalized", "onesided", "length", "return_complex",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -29,39 +32,34 @@ def traceable_istft() -> Iterator[None]:
         torch.istft = _plain
 
 
-def _inverse(
-    input: Tensor,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: Tensor | None = None,
-    center: bool = True,
-    normalized: bool = False,
-    onesided: bool | None = None,
-    length: int | None = None,
-    return_complex: bool = False,
-) -> Tensor:
+def _inverse(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the sound of spectra ``b.. f t``."""
-    given = n_fft, hop_length, win_length, window, center, normalized, onesided, length
-    if not isinstance(input, (FakeTensor, FunctionalTensor)) or return_complex or onesided is False:
-        return _plain(input, *given, return_complex)  # type: ignore[no-any-return]
-    width = win_length or n_fft
-    hop = hop_length or width // 4
-    spectra = input if input.dim() > 2 else input[None]
-    frames = torch.fft.irfft(spectra.mT, n_fft, norm="ortho" if normalized else "backward")
-    if window is None:
-        window = frames.new_ones(width)
+    asked = dict.fromkeys(NAMES) | {"center": True}
+    asked |= dict(zip(NAMES, args, strict=False)) | kwargs
+    is_traced = isinstance(input, (FakeTensor, FunctionalTensor))
+    if not is_traced or asked["return_complex"] or asked["onesided"] is False:
+        return _plain(input, *args, **kwargs)  # type: ignore[no-any-return]
+    sound = _composed(input if input.dim() > 2 else input[None], asked)
+    return sound if input.dim() > 2 else sound[0]
+
+
+def _composed(spectra: Tensor, asked: dict[str, Any]) -> Tensor:
+    n_fft, length, window = (asked[name] for name in ("n_fft", "length", "window"))
+    width = asked["win_length"] or n_fft
+    hop = asked["hop_length"] or width // 4
+    norm = "ortho" if asked["normalized"] else "backward"
+    frames = torch.fft.irfft(spectra.mT, n_fft, norm=norm)
     before = (n_fft - width) // 2
+    window = frames.new_ones(width) if window is None else window
     window = F.pad(window, (before, n_fft - width - before))
     count = frames.shape[-2]
     whole = n_fft + hop * (count - 1)
     sound = _laid(frames * window, whole, hop)
     weights = _laid(window.square().expand(1, count, n_fft), whole, hop)
-    start = n_fft // 2 if center else 0
+    start = n_fft // 2 if asked["center"] else 0
     end = whole - start if length is None else start + length
     sound = sound[..., start:end] / weights[..., start:end]
-    sound = F.pad(sound, (0, max(0, end - whole)))
-    return sound if input.dim() > 2 else sound[0]
+    return F.pad(sound, (0, max(0, end - whole)))
 
 
 def _laid(frames: Tensor, length: int, hop: int) -> Tensor:

@@ -42,7 +42,7 @@ def unsorted(records: Sequence[Record], results: Iterable[Value]) -> list[Record
     """Rewrite what lies between a sort of rows by group and their way back, where groups are multiplied."""
     found, ends = list(records), frozenset(results)
     if any(str(record.target) in _PRODUCTS for record in found):
-        for sort in [one for one in found if one.target in _SORTS and one.args[0].meta.dim() == 1]:
+        for sort in [one for one in found if one.target in _SORTS and _sorts_groups(one)]:
             found = _Rows(sort, found).rewritten(ends) or found
     return found
 
@@ -129,23 +129,29 @@ class _Rows:
 
     def _is_by_row(self, record: Record, given: dict[str, Any]) -> bool:
         """Whether a call works on each row by itself: of other tensors there is one row for all."""
-        target, rank = record.target, record.args[0].meta.dim() if record.args else 0
+        target = record.target
         read = list(tensors_in([record.args, list(record.kwargs.values())]))
         if any(one in places for one in read for places in self._places()):
             return False
         if target in _ALONG:
-            return given.get("dim", 0) % (rank + (target is aten.unsqueeze.default)) != 0
+            rank = read[0].meta.dim() + (target is aten.unsqueeze.default)
+            return given.get("dim", 0) % rank != 0
+        if target is aten.reshape.default:
+            return record.outputs[0].meta.shape[:1] == (self.count,)
         if target in _BY_ROW:
-            return record.args[0] in self.lying and not any(one in self.lying for one in read[1:])
-        rank = record.outputs[0].meta.dim()
-        return torch.Tag.pointwise in getattr(target, "tags", ()) and all(
-            one.meta.dim() == rank
-            if one in self.lying
-            else one.meta.shape[-rank] == 1
-            if one.meta.dim() >= rank
-            else True
-            for one in read
-        )
+            return not any(one in self.lying for one in read[1:])
+        is_pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
+        return is_pointwise and self._are_beside(read, record.outputs[0].meta.dim())
+
+    def _are_beside(self, values: Sequence[Value], rank: int) -> bool:
+        return all(self._is_beside(one, rank) for one in values)
+
+    def _is_beside(self, value: Value, rank: int) -> bool:
+        """Whether a tensor's rows, or one for all, lie along the first of so many dims."""
+        shape = value.meta.shape
+        if value in self.lying:
+            return len(shape) == rank
+        return len(shape) < rank or shape[0] == 1
 
     # -- operators that know of the order ----------------------------------------------------------
 
@@ -164,25 +170,25 @@ class _Rows:
         if len(places) != 1 or given.get("dim", 0) != 0:
             return False
         place, made = places[0], record.outputs[0]
-        if place in self.order and source not in self.lying:
-            copies = self.order[place]
-            if source.meta.shape[0] * copies != self.count:
-                return False
-            source = self.instead.get(source, source)
-            each = (
-                source
-                if copies == 1
-                else recorder.emit(aten.repeat_interleave.self_int, source, copies, 0)
-            )
-            self.lying[made] = each
-            return True
-        if place in self.back and source in self.lying:
-            self.instead[made] = self.lying[source]
-            return True
-        if place in self.lying and source not in self.lying:
+        if source in self.lying:
+            if place in self.back:
+                self.instead[made] = self.lying[source]
+            return place in self.back
+        if place in self.order:
+            return self._copy(source, made, self.order[place], recorder)
+        if place in self.lying:
             self.lying[made] = self._again(record, recorder)[0]
-            return True
-        return False
+        return place in self.lying
+
+    def _copy(self, source: Value, made: Value, copies: int, recorder: Recorder) -> bool:
+        """Sort copies of rows, which lie beside each other unsorted."""
+        if source.meta.shape[0] * copies != self.count:
+            return False
+        each = self.instead.get(source, source)
+        if copies > 1:
+            each = recorder.emit(aten.repeat_interleave.self_int, each, copies, 0)
+        self.lying[made] = each
+        return True
 
     def _put(self, record: Record, given: dict[str, Any], _: Recorder) -> bool:
         """Put sorted rows, or the numbers of all, where they came from."""
@@ -207,13 +213,8 @@ class _Rows:
         """Add the copies of every row up, to zeros."""
         base, copies = self.makers.get(given["self"]), self.order.get(given["index"])
         rows = given["source"]
-        is_sum = (
-            rows in self.lying
-            and copies is not None
-            and given.get("alpha", 1) == 1
-            and given["dim"] == 0
-        )
-        if not is_sum or base is None or base.target not in _ZEROS:
+        is_sum = rows in self.lying and given.get("alpha", 1) == 1 and given["dim"] == 0
+        if not is_sum or copies is None or base is None or base.target not in _ZEROS:
             return False
         made, each = record.outputs[0].meta, self.lying[rows]
         if made.shape[0] * copies != self.count or made.dtype != rows.meta.dtype:
@@ -299,6 +300,13 @@ class _Rows:
     def _made_by(self, value: Value) -> Record | None:
         """Return what made a value, before casts."""
         return self.makers.get(self._root(value))
+
+
+def _sorts_groups(sort: Record) -> bool:
+    groups = sort.args[0].meta
+    return (
+        groups.dim() == 1 and not groups.is_floating_point() and not sort.kwargs.get("descending")
+    )
 
 
 def _arguments(record: Record) -> dict[str, Any]:
