@@ -197,14 +197,18 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         saves, made_inside = _saved(context.kept, [*metas, *results])
     numbers = itertools.count()
     slots = [Slot(next(numbers)) if isinstance(one, Tensor) else one for one in leaves]
-    note = f"the custom gradient of {cls.__name__} is one opaque operator and runs replicated"
+    whole = f"the custom gradient of {cls.__name__} is one opaque operator"
+    notes = {
+        "opaque": f"{whole} and runs replicated",
+        "rowwise": f"{whole}, split over rows only: it was seen to compute each by itself, in pieces as whole",
+    }
     call = Opaque(
         kind=f"{sort}.{cls.__name__}",
         path=None,
         module=Applied(cls),
         state=(),
         arguments=(pytree.tree_unflatten(slots, given), {}),
-        note=note if sort == "opaque" else "",
+        note=notes.get(sort, ""),
         saves=saves,
         by_row=rows,
         work=Work(kept=made_inside),
