@@ -43,7 +43,8 @@ def unsorted(records: Sequence[Record], results: Iterable[Value]) -> list[Record
     found, ends = list(records), frozenset(results)
     if any(str(record.target) in _PRODUCTS for record in found):
         for sort in [one for one in found if one.target in _SORTS and _sorts_groups(one)]:
-            found = _Rows(sort, found).rewritten(ends) or found
+            if sort in found:  # not the way back of another
+                found = _Rows(sort, found).rewritten(ends) or found
     return found
 
 
@@ -74,14 +75,13 @@ class _Rows:
 
     def rewritten(self, results: frozenset[Value]) -> list[Record] | None:
         """Return all records; None where sorted rows, or their order, come to anything else."""
-        made: list[Record] = []
-        has_product = False
-        for record in self.records:
+        first = self.records.index(self.sort)
+        made, has_product = self.records[:first], False
+        for record in self.records[first + 1 :]:
             read = set(tensors_in([record.args, list(record.kwargs.values())]))
-            if record is self.sort:
-                continue
             if not self._is_moved(read):
-                made.append(self._with_instead(record))
+                is_same = read.isdisjoint(self.instead)
+                made.append(record if is_same else self._with_instead(record))
                 continue
             recorder = Recorder(node_name=record.name, path=record.path)
             with torch.set_grad_enabled(any(one.meta.requires_grad for one in record.outputs)):
