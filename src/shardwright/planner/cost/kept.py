@@ -74,7 +74,7 @@ KEEPS_OUTPUT = frozenset({
 KEEPS_OPERANDS = frozenset({
     "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
     "soft_margin_loss", "maximum", "minimum", "fmax", "fmin", "atan2", "complex", "linalg_cross",
-    "logaddexp", "logaddexp2", "outer", "prelu", "grid_sampler", "vdot", "xlogy", "special_xlog1py", "kl_div",
+    "logaddexp", "logaddexp2", "outer", "prelu", "grid_sampler", "vdot", "xlogy", "special_xlog1py",
     "clamp", "clamp_min", "clamp_max",
     "_grouped_mm", "grouped_mm_fallback", "grouped_product",
 })  # fmt: skip
@@ -199,6 +199,14 @@ def _absolute_loss(graph: OperatorGraph, operator: Operator, _needs: tuple[bool,
     """The difference is kept."""
     size = number_bytes(graph, operator)
     return (), (), lambda i, _o: size * max(map(math.prod, i))
+
+
+def _divergence(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """Of a target given as logarithms its exponentials, and where it is trained the difference."""
+    if operator.attribute("log_target") is not True:
+        return ((0, 1) if needs[1] else (1,)), (), _nothing
+    copies = number_bytes(graph, operator) * (1 + needs[1])
+    return (), (), lambda i, _o: copies * math.prod(i[0])
 
 
 def _log_sigmoid(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
@@ -432,5 +440,5 @@ SPECIAL: dict[str, Rule] = {
     "vocabulary_cross_entropy_sum": _vocabulary_loss, "l1_loss": _absolute_loss, "log_sigmoid": _log_sigmoid,
     "cosine_similarity": _cosine, "gru_cell": kept_of_cell(6), "lstm_cell": kept_of_cell(5), "embedding_bags": _bags,
     "matmul": _matmul, "pad": _pad, "index_put": _index_put, "pairwise_distance": _distance, "_weight_norm": _weight_norm,
-    "einsum": kept_of_einsum, "quantile": _quantiles, "nanquantile": _quantiles, OPAQUE: _opaque,
+    "einsum": kept_of_einsum, "kl_div": _divergence, "quantile": _quantiles, "nanquantile": _quantiles, OPAQUE: _opaque,
 }  # fmt: skip

@@ -84,6 +84,8 @@ def _factor(bare: str, graph: OperatorGraph, operator: Operator) -> float:
     """Return how many times the largest tensor an operator's formulas make besides gradients."""
     if bare in SPREADS and len(operator.inputs) < 2:  # with a number
         return 0.0
+    if bare == "kl_div" and not graph.tensors[operator.inputs[1]].needs_gradient:
+        return 1.0
     if bare == "div":
         return 2.0 * graph.tensors[operator.inputs[1]].needs_gradient
     if graph.backend == "cpu" and bare in ON_CPUS:
