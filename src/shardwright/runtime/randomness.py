@@ -137,13 +137,20 @@ def is_random(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     tags = getattr(target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
-    schema = target._schema  # type: ignore[attr-defined]
-    names = [argument.name for argument in schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
+    names, given = _arguments(target, args, kwargs)
     if given.get("train") is False or given.get("training") is False:
         return False
     rates = [given.get(name, 0.0) for name in ("p", "dropout_p", "dropout") if name in names]
     return not (is_dropout(target) and rates and all(rate == 0.0 for rate in rates))
+
+
+def _arguments(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of an operator's arguments, and what they are in a call, or by default."""
+    absent = {argument.name: argument.default_value for argument in target._schema.arguments}
+    names = list(absent)
+    return names, absent | dict(zip(names, args, strict=False)) | kwargs
 
 
 def is_dropout(target: Callable[..., Any]) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.planner.cost.contraction import contraction
 from shardwright.planner.cost.derivatives import base_kind, is_identity, passes_gradient
 from shardwright.planner.cost.kept import saved_tensors
 from shardwright.planner.cost.temporaries import (
@@ -233,3 +234,35 @@ def test_gradients_of_what_was_broadcast_are_whole_at_first(
     whole = size(result)
     assert peak == pytest.approx(2 * whole, rel=0.1)
     assert math.prod(result.shape) >= max(a.numel(), b.numel())
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bqhd,bkhd->bhqk", ((4, 8, 4, 32), (4, 8, 4, 32))),
+        ("bhqk,bkhd->bqhd", ((4, 4, 8, 8), (4, 8, 4, 32))),
+        ("btd,edf->betf", ((4, 8, 32), (4, 32, 16))),
+        ("gsec,gsd->egcd", ((4, 8, 4, 4), (4, 8, 32))),
+        ("bhnd,hde->bhne", ((4, 4, 8, 32), (4, 32, 16))),
+        ("abcd,abdc->ab", ((4, 4, 8, 32), (4, 4, 32, 8))),
+        ("ij,kj->ki", ((32, 64), (16, 64))),
+    ],
+)
+def test_einsum_copies_what_a_product_wants_otherwise(
+    equation: str, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    torch.set_num_threads(1)
+    operands = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    held: list[Tensor] = []
+    with saved_tensors_hooks(lambda tensor: held.append(tensor) or tensor, lambda tensor: tensor):
+        result = torch.einsum(equation, *operands)
+    kept = {tensor.untyped_storage().data_ptr() for tensor in held}
+    copied = [one.untyped_storage().data_ptr() not in kept for one in operands]
+    ones, found = torch.ones(result.shape), list[tuple[Tensor, ...]]()
+    _, peak = level_and_peak(lambda: found.append(torch.autograd.grad(result, operands, ones)))
+    more = peak - sum(size(one) for one in operands)
+    told = contraction(equation, shapes)
+    assert told is not None
+    assert [told.left, told.right] == copied
+    assert more == pytest.approx(told.gradient * size(result), abs=64)

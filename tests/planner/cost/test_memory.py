@@ -213,6 +213,10 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
         x, torch.zeros(8, dtype=torch.int64, device=x.device)
     ),
     "dropout": lambda x: F.dropout(x, 0.5),
+    "divergence": lambda x: F.kl_div(x, torch.full_like(x, 0.1), reduction="sum"),
+    "divergence of logs": lambda x: F.kl_div(
+        x, torch.full_like(x, -1.0), reduction="sum", log_target=True
+    ),
     "gather": lambda x: x.gather(1, torch.zeros(8, 2, dtype=torch.int64, device=x.device)),
 }  # fmt: skip
 

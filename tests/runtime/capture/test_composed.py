@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.planner.cost.kept import saved_tensors
@@ -67,7 +68,16 @@ SPELLINGS: dict[str, Make] = {
         torch.i0(x) + torch.special.entr(w.sigmoid()) + torch.polygamma(1, w.abs() + 1)
     ),
     "points": lambda x, w: x[rows(x, 1, 1).expand(-1, 4, 3), best(x)] * w,
+    "joined to nothing": lambda x, w: torch.cat(
+        [torch.cat([torch.tensor([], dtype=x.dtype), x], 1), x * w], 1
+    ),
     "repeated": lambda x, w: x[rows(x, 1, 1).repeat(1, 4, 3), best(x)] * w,
+    "quantiles": lambda x, w: (x * w).quantile(torch.tensor([0.2, 0.5], dtype=x.dtype), -1),
+    "counted": lambda x, w: x.nansum(-1, True) * torch.isin(best(x), torch.tensor([0, 2])) * w[0],
+    "sound": lambda x, w: torch.istft(
+        torch.stft(x.flatten(1), 8, 3, window=w, return_complex=True), 8, 3, window=w, length=30
+    ),
+    "leaks": lambda x, w: F.rrelu(x - 1) * torch.dist(w, w.square()),
     "columns": lambda x, w: torch.linalg.solve_triangular(
         torch.eye(8, dtype=x.dtype) + torch.tril(w.outer(w)), x.flatten(0, 1).mT, upper=False
     ),

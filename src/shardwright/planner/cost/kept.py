@@ -20,6 +20,7 @@ import math
 from typing import cast
 
 from shardwright.core.graph import Operator, OperatorGraph
+from shardwright.planner.cost.contraction import kept_of_einsum, other_factors
 from shardwright.planner.cost.derivatives import (
     OPAQUE,
     RECURRENCES,
@@ -61,7 +62,7 @@ KEEPS_INPUT = frozenset({
     "log10", "log1p", "logit", "digamma", "lgamma", "abs", "erf", "erfc",
     "erfinv", "var", "var_mean", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "relu6", "hardtanh", "hardshrink", "softshrink", "threshold", "square", "glu",
-    "nan_to_num", "renorm", "i0", "mvlgamma", "polygamma", "special_entr", "special_ndtri",
+    "nan_to_num", "nansum", "renorm", "i0", "mvlgamma", "polygamma", "special_entr", "special_ndtri",
 })  # fmt: skip
 
 KEEPS_OUTPUT = frozenset({
@@ -73,9 +74,9 @@ KEEPS_OUTPUT = frozenset({
 KEEPS_OPERANDS = frozenset({
     "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
     "soft_margin_loss", "maximum", "minimum", "fmax", "fmin", "atan2", "complex", "linalg_cross",
-    "logaddexp", "logaddexp2", "outer", "prelu", "grid_sampler", "vdot", "xlogy", "special_xlog1py", "kl_div",
+    "logaddexp", "logaddexp2", "outer", "prelu", "grid_sampler", "vdot", "xlogy", "special_xlog1py",
     "clamp", "clamp_min", "clamp_max",
-    "_grouped_mm", "grouped_mm_fallback",
+    "_grouped_mm", "grouped_mm_fallback", "grouped_product",
 })  # fmt: skip
 
 # Input positions of index or mask arguments which backward needs, everything else it does not.
@@ -102,7 +103,7 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(("scatter_reduce", "index_reduce"), ((0, 1, 2), (0,))),
 }  # fmt: skip
 
-PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "einsum", "inner", "tensordot",
+PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "inner", "tensordot",
                       "kron", "mv", "dot"})  # fmt: skip
 
 
@@ -135,13 +136,6 @@ def saved_tensors(
 
 def _nothing(_inputs: Shapes, _outputs: Shapes) -> int:
     return 0
-
-
-def _other_factors(needs: tuple[bool, ...]) -> tuple[int, ...]:
-    """A product keeps each factor whose partner wants a gradient."""
-    if len(needs) == 1:
-        return ()
-    return tuple(mine for mine, partner in ((0, 1), (1, 0)) if needs[partner])
 
 
 def _addmm(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
@@ -177,7 +171,7 @@ def _extreme(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...])
 
 
 def _product(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
-    return _other_factors(needs), (), _nothing
+    return other_factors(needs), (), _nothing
 
 
 def _operands(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
@@ -207,6 +201,14 @@ def _absolute_loss(graph: OperatorGraph, operator: Operator, _needs: tuple[bool,
     return (), (), lambda i, _o: size * max(map(math.prod, i))
 
 
+def _divergence(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """Of a target given as logarithms its exponentials, and where it is trained the difference."""
+    if operator.attribute("log_target") is not True:
+        return ((0, 1) if needs[1] else (1,)), (), _nothing
+    copies = number_bytes(graph, operator) * (1 + needs[1])
+    return (), (), lambda i, _o: copies * math.prod(i[0])
+
+
 def _log_sigmoid(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """A CPU keeps exponentials too."""
     size = number_bytes(graph, operator) * (graph.backend == "cpu")
@@ -233,7 +235,7 @@ def _instance_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool,
 def _matmul(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
     """Matrices that one side has fewer of are copied for each of the other's."""
     left, right = (graph.tensors[tensor].shape for tensor in operator.inputs)
-    kept = _other_factors(needs)
+    kept = other_factors(needs)
     if min(len(left), len(right)) < 3 or left[:-2] == right[:-2]:
         return kept, (), _nothing
     size = number_bytes(graph, operator)
@@ -259,6 +261,12 @@ def _distance(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]
     """The difference, and how long it is."""
     size = number_bytes(graph, operator)
     return (), (0,), lambda i, _o: size * max(map(math.prod, i))
+
+
+def _quantiles(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
+    """What was sorted, whence it came, and of each result the places and numbers on both sides and their weights."""
+    size = number_bytes(graph, operator)
+    return (), (), lambda i, o: (size + 8) * math.prod(i[0]) + (3 * size + 16) * math.prod(o[0])
 
 
 def _weight_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
@@ -432,5 +440,5 @@ SPECIAL: dict[str, Rule] = {
     "vocabulary_cross_entropy_sum": _vocabulary_loss, "l1_loss": _absolute_loss, "log_sigmoid": _log_sigmoid,
     "cosine_similarity": _cosine, "gru_cell": kept_of_cell(6), "lstm_cell": kept_of_cell(5), "embedding_bags": _bags,
     "matmul": _matmul, "pad": _pad, "index_put": _index_put, "pairwise_distance": _distance, "_weight_norm": _weight_norm,
-    OPAQUE: _opaque,
+    "einsum": kept_of_einsum, "kl_div": _divergence, "quantile": _quantiles, "nanquantile": _quantiles, OPAQUE: _opaque,
 }  # fmt: skip

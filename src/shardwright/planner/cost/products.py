@@ -161,6 +161,7 @@ MATMUL: dict[str, Rule] = {
     "addmv": _after_first(_matmul), "addbmm": _summed, "einsum": _einsum,
     "inner": _einsum, "tensordot": _einsum,
     "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped, "grouped_mm_fallback": _grouped,
+    "grouped_product": _grouped,
     "bilinear": _bilinear,
 }  # fmt: skip
 CONVOLUTION: dict[str, Rule] = {
@@ -185,7 +186,7 @@ ATTENTION = frozenset({
 })  # fmt: skip
 SEQUENCE_FIRST = frozenset({"_flash_attention_forward", "_efficient_attention_forward"})
 ADDED_FIRST = frozenset({"addmm", "baddbmm", "addmv", "addbmm"})
-GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback"})
+GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback", "grouped_product"})
 GROUPED_BY = ("cutlass", "triton")
 # What runs on matrix units. Recurrent kernels do too, but their steps wait for each other.
 HEAVY = frozenset({*MATMUL, *CONVOLUTION, *ATTENTION})

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Value
+from shardwright.planner.cost.contraction import contraction_of
 from shardwright.planner.cost.derivatives import SAME
 
 # Of forward.
@@ -55,6 +56,8 @@ def made_forward(bare: str, call: Call, values: Sequence[Value]) -> int:
     """Return the bytes between the operands and the results of a call, whose operator's bare name is given."""
     if bare in CELLS:
         return CELLS[bare][0] * _result(call, values)
+    if bare == "grouped_product":
+        return _of_groups(call, values)
     factor = MADE.get(bare, 0.0)
     return round(factor * _largest(call, values)) if factor else 0
 
@@ -66,8 +69,12 @@ def made_backward(
     bare = SAME.get(bare, bare)
     if bare in CELLS:
         return CELLS[bare][1] * _result(call, values)
+    if bare == "grouped_product":
+        return _of_groups(call, values)
     if bare == "linear_blocks":  # gradients of the blocks, as one
         return sum(values[value].bytes for value in call.results if value >= 0)
+    if bare == "einsum" and (contracted := contraction_of(graph, operator)) is not None:
+        return contracted.gradient * _result(call, values)
     more = _broadcast(bare, graph, operator, call, values)
     factor = _factor(bare, graph, operator)
     return more + (round(factor * _largest(call, values)) if factor else 0)
@@ -77,6 +84,8 @@ def _factor(bare: str, graph: OperatorGraph, operator: Operator) -> float:
     """Return how many times the largest tensor an operator's formulas make besides gradients."""
     if bare in SPREADS and len(operator.inputs) < 2:  # with a number
         return 0.0
+    if bare == "kl_div" and not graph.tensors[operator.inputs[1]].needs_gradient:
+        return 1.0
     if bare == "div":
         return 2.0 * graph.tensors[operator.inputs[1]].needs_gradient
     if graph.backend == "cpu" and bare in ON_CPUS:
@@ -86,6 +95,13 @@ def _factor(bare: str, graph: OperatorGraph, operator: Operator) -> float:
 
 def _result(call: Call, values: Sequence[Value]) -> int:
     return next((values[value].bytes for value in call.results if value >= 0), 0)
+
+
+def _of_groups(call: Call, values: Sequence[Value]) -> int:
+    """Return what one group's rows and their products take, of equal groups; of bfloat16 all are multiplied at once."""
+    rows, matrices = (values[value] for value in call.operands[:2])
+    at_once = 1 if rows.dtype == "bfloat16" else matrices.shape[0]
+    return (rows.bytes + _result(call, values)) // at_once
 
 
 def _largest(call: Call, values: Sequence[Value]) -> int:

@@ -58,6 +58,7 @@ from shardwright.runtime.capture.streams import equal_layers
 from shardwright.runtime.capture.switching import exported
 from shardwright.runtime.capture.terms import shared_out
 from shardwright.runtime.capture.translate import Translator
+from shardwright.runtime.capture.unsorted import unsorted
 from shardwright.runtime.capture.variables import Variable
 from shardwright.runtime.capture.written import keep_read
 
@@ -315,7 +316,8 @@ def _export(job: _Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = (
         for name, other in zip(job.wrapper.outputs, others, strict=True)
     }
     needed = (loss, *outputs.values())
-    live = live_records(keep_dims(keep_read(recorder.records), needed), needed)
+    rows = unsorted(keep_read(recorder.records), needed)
+    live = live_records(keep_dims(rows, needed), needed)
     ordered = entries.ordered({*translator.variables.written, *job.written})
     records, entered = take_apart(take_slots(live, ordered, needed), ordered, needed)
     return assemble(

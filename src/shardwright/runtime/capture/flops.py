@@ -76,6 +76,7 @@ _RULES: dict[str, Callable[[Shapes, Shapes, dict[str, Constant]], int]] = {
     "aten.baddbmm.default": _biased_product,
     "aten._grouped_mm.default": _matrix_product,
     "transformers.grouped_mm_fallback.default": _matrix_product,
+    "shardwright.grouped_product": _matrix_product,
     "aten.conv1d.default": _convolution,
     "aten.conv1d.padding": _convolution,
     "aten.conv2d.default": _convolution,

@@ -3,7 +3,8 @@
 Export keeps their forward and loses their backward. Here each application becomes an operator that
 calls the function. One whose forward and backward are seen to compute every element from those at
 the same place is of kind ``pointwise.NAME`` and may be split, ``bent.NAME`` where backward is not linear
-in the gradient it is given, as a clamp is not; another is opaque.
+in the gradient it is given, as a clamp is not; ``rowwise.NAME`` where rows are seen to be computed each by
+itself (``rowwise``) and backward is linear; another is opaque.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from shardwright.runtime.capture.gradients import (
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
 from shardwright.runtime.capture.recomputing import no_checkpoints
 from shardwright.runtime.capture.record import Slot, Unsupported, aten
+from shardwright.runtime.capture.rowwise import Given, is_linear, rows_of
 from shardwright.runtime.engine import run_backward
 
 Function: Any = torch.autograd.Function
@@ -40,6 +42,7 @@ Function: Any = torch.autograd.Function
 # Functions whose written backward is the derivative of their forward, which autograd finds as well.
 PLAIN_FUNCTIONS = frozenset({"transformers.models.bloom.modeling_bloom.GeLUFunction"})
 # What besides tensors an operator may be given: not a module, whose parameters would go unseen.
+FEW = 4  # rows of a function that is tried
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -52,6 +55,17 @@ class Applied(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function.apply(*args)
+
+
+class _Run(nn.Module):
+    """The same while functions are traced."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return run_function(self.function, *args)
 
 
 class _Context:
@@ -179,19 +193,24 @@ def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
         results, spec = pytree.tree_flatten(made)
         if not results or not all(isinstance(one, Tensor) for one in results):
             raise Unsupported(f"the custom gradient of {cls.__name__}")
-        sort = _sort_of(cls, leaves, given)
+        sort, rows = _sort_of(cls, leaves, given)
         saves, made_inside = _saved(context.kept, [*metas, *results])
     numbers = itertools.count()
     slots = [Slot(next(numbers)) if isinstance(one, Tensor) else one for one in leaves]
-    note = f"the custom gradient of {cls.__name__} is one opaque operator and runs replicated"
+    whole = f"the custom gradient of {cls.__name__} is one opaque operator"
+    notes = {
+        "opaque": f"{whole} and runs replicated",
+        "rowwise": f"{whole}, split over rows only: it was seen to compute each by itself, in pieces as whole",
+    }
     call = Opaque(
         kind=f"{sort}.{cls.__name__}",
         path=None,
         module=Applied(cls),
         state=(),
         arguments=(pytree.tree_unflatten(slots, given), {}),
-        note=note if sort == "opaque" else "",
+        note=notes.get(sort, ""),
         saves=saves,
+        by_row=rows,
         work=Work(kept=made_inside),
     )
     ids = {id(one) for one in context.undifferentiable}
@@ -260,11 +279,37 @@ def _fills(func: Any, args: Any) -> bool:
     return mask.dtype == torch.bool and mask.shape == args[0].shape and args[2].numel() == 1
 
 
-def _sort_of(cls: Any, leaves: Sequence[Any], given: Any) -> str:
-    """Return the first word of its operator's kind."""
-    if not _is_pointwise(cls, leaves, given):
-        return "opaque"
-    return "pointwise" if _is_linear(cls, leaves, given) else "bent"
+def _sort_of(cls: Any, leaves: Sequence[Any], given: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the first word of its operator's kind, and which tensors' rows are computed each by itself."""
+    if _is_pointwise(cls, leaves, given):
+        return ("pointwise" if _is_linear(cls, leaves, given) else "bent"), ()
+    for high in (2, 1):  # numbers that are places of what is only one stay 0
+        with contextlib.suppress(Exception):  # whatever it wants of its arguments
+            drawn = _drawn(cls, leaves, given, high)
+            rows = rows_of(drawn)
+            if rows and is_linear(drawn.wide()):
+                return "rowwise", rows
+    return "opaque", ()
+
+
+def _drawn(cls: Any, leaves: Sequence[Any], given: Any, high: int) -> Given:
+    """Return a call of a function with a few rows, integers below ``high``."""
+    numbers = torch.Generator().manual_seed(0)
+    before = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    count = before[0].shape[:1]
+    tensors: list[Tensor] = []
+    for one in before:
+        few = list(one.shape)
+        if one.shape[:1] == count:
+            few[:1] = [min(FEW, size) for size in count]
+        drawn = torch.randn(few, generator=numbers)
+        if not one.is_floating_point():
+            drawn = torch.randint(high, few, generator=numbers)
+        tensors.append(drawn.to(one.dtype))
+    places = iter(tensors)
+    filled = [next(places) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    every, spec = pytree.tree_flatten((tuple(pytree.tree_unflatten(filled, given)), {}))
+    return Given(_Run(cls), {}, tuple(tensors), tuple(every), spec)
 
 
 def _is_pointwise(cls: Any, leaves: Sequence[Any], given: Any) -> bool:

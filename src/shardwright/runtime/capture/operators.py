@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwright.runtime.capture.applied import run_function
 from shardwright.runtime.capture.ctc import ctc_losses
+from shardwright.runtime.capture.grouped import grouped_product
 from shardwright.runtime.capture.packed import packed_recurrence
 from shardwright.runtime.capture.vocabulary import (
     vocabulary_cross_entropy_sum,
@@ -221,6 +222,6 @@ KINDS = {
         linear_blocks, cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
         vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
         increment, assign, as_complex, place_slice, ctc_losses, embedding_bags, straight,
-        packed_recurrence, kron, max_unpool2d,
+        packed_recurrence, kron, max_unpool2d, grouped_product,
     )
 }  # fmt: skip

@@ -1,5 +1,5 @@
 """Spellings of models that hide the samples: an element per row picked by ``arange``, parameters repeated
-for the batch, sums that begin with zeros. Each is written here as what shows them.
+for the batch, sums that begin with zeros, joins that begin with nothing. Each is written here as what shows them.
 """
 
 from __future__ import annotations
@@ -100,6 +100,16 @@ def _counts(recorder: Recorder, rows: Value, count: int) -> bool:
     return is_plain and record.outputs[0].meta.shape == (count,)
 
 
+def _cat(recorder: Recorder, args: Sequence[Any]) -> Value | None:
+    """Return what is joined without the nothing that it begins with, ``torch.tensor([])``, of whatever shape the rest is."""
+    parts, *dim = args
+    filled = [one for one in parts if one.meta.shape != (0,)]
+    joined = torch.cat([one.meta for one in parts], *dim)
+    if len(filled) in (0, len(parts)) or any(one.meta.dtype != joined.dtype for one in filled):
+        return None
+    return filled[0] if len(filled) == 1 else recorder.emit(aten.cat.default, filled, *dim)
+
+
 def _repeat(recorder: Recorder, args: Sequence[Any]) -> Value | None:
     """Return a repetition along dims of size 1 as an expansion, which a gradient sums over."""
     source, times = args
@@ -123,6 +133,7 @@ def _maker(recorder: Recorder, value: Value) -> Any:
 
 _SHOWN: dict[Any, Callable[[Recorder, Sequence[Any]], Value | None]] = {
     aten.add.Tensor: _sum,
+    aten.cat.default: _cat,
     aten.index.Tensor: _index,
     aten.repeat.default: _repeat,
 }

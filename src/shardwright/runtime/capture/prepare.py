@@ -31,6 +31,7 @@ from shardwright.runtime.capture.flexible import traceable_flex
 from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.packed import traceable_packing
 from shardwright.runtime.capture.places import first_line, held_at
+from shardwright.runtime.capture.sound import traceable_istft
 from shardwright.runtime.capture.ungrouped import without_group
 from shardwright.runtime.scratch import drop_compiler_folder
 
@@ -298,7 +299,8 @@ def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
     with (
         quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), traceable_bins(),
-        traceable_adaptive(), traceable_covariance(), traceable_packing(), traceable_flex(), untouched_numbers(), without_group(),
+        traceable_adaptive(), traceable_covariance(), traceable_packing(), traceable_flex(), traceable_istft(), untouched_numbers(),
+        without_group(),
     ):  # fmt: skip
         before = Distribution._validate_args
         Distribution.set_default_validate_args(

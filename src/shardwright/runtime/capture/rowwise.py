@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture.following import Following, Seen
 from shardwright.runtime.capture.keeping import PLAIN, Fingerprint, changes, fingerprint
 from shardwright.runtime.capture.owners import FREE, Answers, NotRows, Owners
+from shardwright.runtime.engine import run_backward
 from shardwright.runtime.randomness import WithoutDropout
 
 MOST_ELEMENTS = 1 << 24  # of arguments: larger ones are not tried
@@ -125,6 +127,24 @@ def rows_of(given: Given) -> tuple[int, ...]:
         except Exception:  # noqa: BLE001 - code of the user's that was given other values
             continue
     return ()
+
+
+def is_linear(given: Given) -> bool:
+    """Whether the gradients of a sum are the sums of those of its terms."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = given(given.tensors, given.state)
+        one, other = ([10 * torch.randn(y.shape, dtype=torch.float64) for y in made] for _ in "ab")
+        both = [a + b for a, b in zip(one, other, strict=True)]
+        found = [
+            _differentiated(given, given.tensors, weights)[1] for weights in (one, other, both)
+        ]
+    sums = [a + b for a, b in zip(*found[:2], strict=True)]
+    return _alike(sums, found[2], 1e-9 if _is_wide(given) else 1e-4)
+
+
+def _is_wide(given: Given) -> bool:
+    return all(one.dtype == torch.float64 for one in given.tensors if one.is_floating_point())
 
 
 def _rows_of(given: Given) -> tuple[int, ...]:
@@ -285,14 +305,16 @@ def _differentiated(given: Given, tensors: Sequence[Tensor], weights: Sequence[T
         results = given(leaves, state)
         terms = zip(results, weights, strict=True)
         total = sum((one.double() * weight).sum() for one, weight in terms if one.requires_grad)
+    gradients: dict[int, Tensor | None] = {}
     if isinstance(total, Tensor):
-        torch.autograd.backward(total, inputs=asked)
-    found = list(map(_gradient, every))
+        made = run_backward([get_gradient_edge(total)], [torch.ones_like(total)], asked)
+        gradients = dict(zip(map(id, asked), made, strict=True))
+    found = [_gradient(one, gradients.get(id(one))) for one in every]
     return [one.detach() for one in results], found[: len(leaves)], found[len(leaves) :]
 
 
-def _gradient(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape) if tensor.grad is None else tensor.grad
+def _gradient(tensor: Tensor, found: Tensor | None) -> Tensor:
+    return torch.zeros(tensor.shape) if found is None else found
 
 
 def _alike(one: Sequence[Any], other: Sequence[Any], tolerance: float) -> bool:

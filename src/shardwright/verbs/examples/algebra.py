@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.verbs.examples.notation import F, L, call, every
+from shardwright.verbs.examples.notation import F, I, L, call, every
 
 EXAMPLES = {
     **every(
@@ -85,6 +85,7 @@ EXAMPLES = {
         call(F(2, 4, 3), F(6, 3)),
     ),
     **every("bilinear.default", call(F(4, 6), F(4, 8), F(2, 6, 8), F(2))),
+    "shardwright.grouped_product": (call(F(8, 4), F(3, 4, 6), I(8, high=3)),),
     "transformers.grouped_mm_fallback.default": (call(F(8, 4), F(3, 4, 6), L(2, 6, 8)),),
     **every("_grouped_mm.default", call(F(8, 4), F(3, 4, 6), L(2, 6, 8))),
 }

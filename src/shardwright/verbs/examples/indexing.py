@@ -32,6 +32,8 @@ EXAMPLES = {
     **every("take.default", call(F(4, 6), I(8, 2, high=4)), call(F(6), I(4, high=6))),
     **every("cartesian_prod.default", call([F(4), F(6)]), call([F(6), F(2), F(8)]), call([F(4)])),
     **every("bucketize.Tensor", call(F(4, 6), L(-1, 0, 1))),
+    **every("isin.Tensor_Tensor", call(I(4, 6), L(0, 2)), call(I(4, 6), I(2, 3), invert=True)),
+    **every("isin.Tensor_Scalar", call(I(4, 6), 2)),
     **every(
         "grid_sampler.default",
         call(F(2, 4, 5, 5), U(2, 6, 8, 2), 0, 0, False),

@@ -132,6 +132,7 @@ EXAMPLES = {
         "dropout.default alpha_dropout.default feature_dropout.default",
         call(F(4, 6, 2), 0.5, False),
     ),
+    **every("rrelu.default", call(F(4, 6)), call(F(12), 0.1, 0.3)),
     **every("native_dropout.default", call(F(4, 6), 0.5, False)),
     **every("prelu.default", call(F(4, 6, 2), F(6)), call(F(4, 6), F(1))),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.verbs.examples.notation import B, F, I, call, every, fixed
+from shardwright.verbs.examples.notation import B, F, I, U, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -33,6 +33,15 @@ EXAMPLES = {
     **every(
         "quantile.scalar nanquantile.scalar", call(F(4, 6), 0.3, 1), call(F(4, 6), 0.5, 0, True)
     ),
+    **every(
+        "quantile.default nanquantile.default",
+        call(F(4, 6), U(3), 1),
+        call(F(4, 6), U(), 0, True),
+        call(F(2, 4, 6), U(3), -1, True),
+        call(F(4, 6), U(3)),
+    ),
+    **every("nansum.default", call(F(4, 6)), call(F(2, 4, 6), [1], True), call(F(2, 4, 6), [0, 2])),
+    **every("dist.default", call(F(4, 6), F(4, 6)), call(F(4, 6), F(6), 1.0)),
     **every(
         "trapezoid.x",
         call(F(4, 6), F(6)),

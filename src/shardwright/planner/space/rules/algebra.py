@@ -174,6 +174,7 @@ RULES: dict[str, Rule] = {
     "shardwright.kron": kronecker,
     "aten.cdist.default": equation("x1 b.. n _, x2 b.. m _ -> b.. n m"),
     "aten.bilinear.default": equation("input1 b.. i, input2 b.. k, weight n i k, +bias n -> b.. n"),
+    "shardwright.grouped_product": equation("input r k, weight _ k n, groups r -> r n"),
     # Rows are sorted by expert and `offs` marks where each expert's rows end, so that neither rows
     # nor experts split into equal pieces.
     "transformers.grouped_mm_fallback.default": equation("input _ k, weight _ k n, offs _ -> _ n"),

@@ -175,6 +175,8 @@ RULES: dict[str, Rule] = {
     "aten.searchsorted.Tensor": searchsorted,
     "shardwright.max_unpool2d": equation("input n c _ _, indices n c _ _ -> n c _ _"),
     "aten.bucketize.Tensor": equation("self b.., boundaries _ -> b.."),
+    "aten.isin.Tensor_Tensor": equation("elements b.., test_elements _.. -> b.."),
+    "aten.isin.Tensor_Scalar": equation("elements b.. -> b.."),
     "aten.grid_sampler.default": grid_sampler,
     "aten.gather.default": gather,
     **family(

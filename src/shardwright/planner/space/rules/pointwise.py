@@ -130,7 +130,7 @@ RULES: dict[str, Rule] = {
     **family(cast, "to.dtype to.dtype_layout to.device _to_copy.default"),
     **family(like_first, "type_as.default to.other"),
     "shardwright.straight": pointwise,
-    **family(dropout, "dropout.default native_dropout.default alpha_dropout.default"),
+    **family(dropout, "dropout.default native_dropout.default alpha_dropout.default rrelu.default"),
     **family(feature_dropout, "feature_dropout.default"),
     **family(parametric_relu, "prelu.default"),
 }

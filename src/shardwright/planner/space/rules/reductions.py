@@ -6,6 +6,7 @@ A sum leaves partial sums when its dim is split. Every other fold needs the whol
 from __future__ import annotations
 
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import (
     Names,
     NotUnderstood,
@@ -35,7 +36,7 @@ def average(call: Signature) -> Iteration:
 
 
 def count(call: Signature) -> Iteration:
-    """Count over ``dim``, or everything; counts add up, but not those of partial sums."""
+    """Count over ``dim``, or everything, or sum what is a number; results add up, but not those of partial sums."""
     names, after = _folded(call)
     return space(call, [names], [after])
 
@@ -52,6 +53,16 @@ def _folded(call: Signature) -> tuple[Names, Names]:
     names = numbered(rank)
     dims = {dim % max(rank, 1) for dim in call.integers("dim")} or set(range(rank))
     return names, without(names, dims, keepdim=call.attribute("keepdim") is True)
+
+
+def quantiles(call: Signature) -> Iteration:
+    """Fold ``dim`` whole into as many results as there are quantiles, which become a new first dim, and split the others."""
+    names = numbered(len(call.inputs[0]))
+    dim = call.attribute("dim")
+    dims = set(range(len(names))) if dim is None else {call.tensor_dim("dim")}
+    after = without(names, dims, keepdim=call.attribute("keepdim") is True)
+    many = ("",) * len(call.inputs[1])
+    return space(call, [blank(names, dims), many], [(*many, *after)])
 
 
 def fold_last(call: Signature) -> Iteration:
@@ -125,7 +136,7 @@ def histogram(call: Signature) -> Iteration:
 RULES: dict[str, Rule] = {
     **family(total, "sum.default sum.dim_IntList"),
     **family(average, "mean.default mean.dim"),
-    **family(count, "count_nonzero.default count_nonzero.dim_IntList"),
+    **family(count, "count_nonzero.default count_nonzero.dim_IntList nansum.default"),
     **family(
         fold,
         """
@@ -138,6 +149,7 @@ RULES: dict[str, Rule] = {
         var.correction var.default var.dim var_mean.correction
         """,
     ),
+    **family(quantiles, "quantile.default nanquantile.default"),
     **family(fold_last, "kthvalue.default median.dim mode.default nanmedian.dim"),
     **family(
         along,
@@ -151,6 +163,7 @@ RULES: dict[str, Rule] = {
     "aten.trapezoid.x": integral,
     **family(cross, "cross.default linalg_cross.default"),
     "aten.cosine_similarity.default": cosine_similarity,
+    "aten.dist.default": equation("self _.., other _.. ->"),
     "aten.pairwise_distance.default": pairwise_distance,
     "aten.histc.default": histogram,
 }
