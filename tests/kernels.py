@@ -26,6 +26,17 @@ from tests.planner.solve.wide.problems import random_problem
 for seed in range(4):
     solve(random_problem(seed, num_nodes=20, num_edges=36, most=4), lambda count: count / 20)
 """
+# What ranks that merge selections wait for in their first step, each of them.
+MERGES = """
+import numpy as np
+from shardwright.runtime.merges import merge_units, places_among
+
+places, counts = np.arange(2), np.array([2])
+for dtype in (np.float32, np.float64):
+    one, kept, rest = ((places.copy(), np.ones(2, dtype)) for _ in range(3))
+    merge_units(one, one, counts, kept, rest)
+places_among(places, places, counts)
+"""
 # What tests assert is compiled once, too, for all workers.
 PACKAGES = """
 import pytest
@@ -41,7 +52,7 @@ PROFILE = f"node1 -- a -- {LAYER}\nnode2 -- b -- {LAYER}\n\tnode1 -- node2\n"
 
 
 def main() -> int:
-    """Plan a small model and a profile, solve wide problems and import the packages, side by side."""
+    """Plan a small model and a profile, solve wide problems, merge and import the packages, side by side."""
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder, "profile.txt")
         profile.write_text(PROFILE)
@@ -59,6 +70,7 @@ def main() -> int:
                 "1e9",
             ],
             ["-c", WIDE],
+            ["-c", MERGES],
             ["-c", PACKAGES],
         )
         started = [

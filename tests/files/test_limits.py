@@ -25,23 +25,24 @@ pytestmark = pytest.mark.timeout(30)
 MIB = 2**20
 HEAD = b'{"format":"shardwright","schema":1,"kind":"frontier","content":'
 PART = '[[part]]\nmodules = ["a"]\ndevices = [0]\n'
+# Made when they are asked for: some are 60 MiB, and every worker reads all tests.
 TOML = {
-    "large": "#" * 60 * MIB,
-    "deep keys": "a." * 100_000 + "a = 1",
-    "deep tables": "[" + "a." * 100_000 + "a]",
-    "deep inline keys": 'part = [{"a"' + ' . "a"' * 50_000 + " = 1}]",
-    "deep lists": "a = " + "[" * 100_000,
-    "digits": "num_microbatches = " + "9" * 100_000,
-    "hexadecimal digits": "num_microbatches = 0x" + "f" * 100_000,
-    "hexadecimal text": PART + "zero = 0x" + "f" * 90,
+    "large": lambda: "#" * 60 * MIB,
+    "deep keys": lambda: "a." * 100_000 + "a = 1",
+    "deep tables": lambda: "[" + "a." * 100_000 + "a]",
+    "deep inline keys": lambda: 'part = [{"a"' + ' . "a"' * 50_000 + " = 1}]",
+    "deep lists": lambda: "a = " + "[" * 100_000,
+    "digits": lambda: "num_microbatches = " + "9" * 100_000,
+    "hexadecimal digits": lambda: "num_microbatches = 0x" + "f" * 100_000,
+    "hexadecimal text": lambda: PART + "zero = 0x" + "f" * 90,
 }
 JSON = {
-    "large": HEAD + b"1" * 65 * MIB,
-    "lists": HEAD + b"[" + b"[]," * 20 * MIB + b"1]}",
-    "objects": HEAD + b"[" + b'{"a":1},' * 7 * MIB + b"1]}",
-    "deep": HEAD + b'{"a":' * 100_000,
-    "digits": HEAD + b"9" * 100_000 + b"}",
-    "plans": HEAD + b'{"plans":[' + b"{}," * 100_000 + b"{}]}}",
+    "large": lambda: HEAD + b"1" * 65 * MIB,
+    "lists": lambda: HEAD + b"[" + b"[]," * 20 * MIB + b"1]}",
+    "objects": lambda: HEAD + b"[" + b'{"a":1},' * 7 * MIB + b"1]}",
+    "deep": lambda: HEAD + b'{"a":' * 100_000,
+    "digits": lambda: HEAD + b"9" * 100_000 + b"}",
+    "plans": lambda: HEAD + b'{"plans":[' + b"{}," * 100_000 + b"{}]}}",
 }
 
 
@@ -56,23 +57,23 @@ def refused(read: Callable[[Path], object], path: Path, data: bytes | str) -> st
 
 
 @pytest.mark.parametrize("read", [load_cluster, read_parts])
-@pytest.mark.parametrize("text", TOML.values(), ids=TOML.keys())
-def test_toml_of_any_size_or_depth_is_one_message(read, text: str, tmp_path: Path) -> None:
-    refused(read, tmp_path / "file.toml", text)
+@pytest.mark.parametrize("name", TOML)
+def test_toml_of_any_size_or_depth_is_one_message(read, name: str, tmp_path: Path) -> None:
+    refused(read, tmp_path / "file.toml", TOML[name]())
 
 
 @pytest.mark.parametrize("read", [read_plan, read_graph, read_iopddl])
-@pytest.mark.parametrize("data", JSON.values(), ids=JSON.keys())
-def test_json_of_any_size_or_depth_is_one_message(read, data: bytes, tmp_path: Path) -> None:
-    refused(read, tmp_path / "file.json", data)
+@pytest.mark.parametrize("name", JSON)
+def test_json_of_any_size_or_depth_is_one_message(read, name: str, tmp_path: Path) -> None:
+    refused(read, tmp_path / "file.json", JSON[name]())
 
 
 @pytest.mark.parametrize("read", [read_layer_graph, read_runs])
 @pytest.mark.parametrize(
-    "data", [b"a" * 60 * MIB, b"a" * 900_000, b"\t" * 900_000, b"a=[" * 200_000]
+    ("text", "times"), [(b"a", 60 * MIB), (b"a", 900_000), (b"\t", 900_000), (b"a=[", 200_000)]
 )
-def test_lines_of_any_length_are_one_message(read, data: bytes, tmp_path: Path) -> None:
-    refused(read, tmp_path / "file.txt", data)
+def test_lines_of_any_length_are_one_message(read, text: bytes, times: int, tmp_path: Path) -> None:
+    refused(read, tmp_path / "file.txt", text * times)
 
 
 def test_more_parts_than_any_file_needs_are_refused(tmp_path: Path) -> None:

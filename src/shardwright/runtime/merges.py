@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -91,11 +92,10 @@ def _largest(sums: Floats, count: int) -> NDArray[np.bool_]:
     is_kept = np.ones(len(sums), np.bool_)
     if len(sums) <= count:
         return is_kept
-    sizes = np.abs(sums)
-    for at in range(len(sizes)):
-        if np.isnan(sizes[at]):
-            sizes[at] = np.inf
-    least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
+    sizes = np.empty_like(sums)
+    for at in range(len(sums)):
+        sizes[at] = np.inf if math.isnan(sums[at]) else abs(sums[at])
+    least = _nth(sizes.copy(), len(sizes) - count)
     equal = count
     for at in range(len(sizes)):
         equal -= sizes[at] > least
@@ -104,3 +104,29 @@ def _largest(sums: Floats, count: int) -> NDArray[np.bool_]:
         is_kept[at] = sizes[at] > least or (is_equal and equal > 0)
         equal -= is_equal
     return is_kept
+
+
+@inner
+def _nth(values: Floats, nth: int) -> float:
+    """Return the one at a place of the ascending order, which the values lose (Hoare's quickselect). Numba compiles
+    ``np.partition`` for ten seconds, which every rank waits for in its first step."""
+    low, high, draw = 0, len(values) - 1, 1
+    while low < high:
+        # Pivots drawn by a linear congruence: in the middle, values that ascend and descend take their square.
+        draw = (1103515245 * draw + 12345) % 2**31
+        pivot, left, right = values[low + draw % (high - low + 1)], low, high
+        while left <= right:
+            while values[left] < pivot:
+                left += 1
+            while pivot < values[right]:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left, right = left + 1, right - 1
+        if nth <= right:
+            high = right
+        elif nth >= left:
+            low = left
+        else:
+            break
+    return values[nth]

@@ -266,7 +266,8 @@ def _sorted_by(keys: NDArray[np.int32], values: Ints, num_keys: int) -> tuple[In
     offset = np.zeros(num_keys + 1, dtype=np.int64)
     for key in keys:
         offset[key + 1] += 1
-    offset = np.cumsum(offset)
+    for key in range(num_keys):
+        offset[key + 1] += offset[key]
     free = offset[:-1].copy()
     order = np.empty(len(keys), dtype=np.int64)
     for entry in range(len(keys)):

@@ -79,6 +79,15 @@ def _compare(
     return size
 
 
+@inner
+def _widest(start: Ints) -> int:
+    """Return how many choices a variable has at most; Numba compiles ``np.max`` of a difference for a second."""
+    most = 0
+    for v in range(len(start) - 1):
+        most = max(most, start[v + 1] - start[v])
+    return most
+
+
 @compiled
 def prune(
     columns: Floats, touched: Ints, tables: tuple[Ints, ...], allowed: tuple[Ints, Ints]
@@ -93,7 +102,7 @@ def prune(
     begin, near = tables[2], tables[3]
     count = len(start) - 1
     pending = np.ones(count, np.bool_)
-    loses = np.zeros(np.max(start[1:] - start[:-1]) + 1, np.bool_)
+    loses = np.zeros(_widest(start) + 1, np.bool_)
     while pending.any():
         for v in range(count):
             if not pending[v]:
