@@ -23,7 +23,7 @@ from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.judge.ties import half_width
 from shardwright.planner.lower import lower
-from shardwright.planner.search import PLAIN_MICROBATCHES, Context, Survey, weigh
+from shardwright.planner.search import PLAIN_MICROBATCHES, Context, Survey, evaluate_closely
 from shardwright.planner.simulate import on_shared_cores, simulate_on, with_input
 from shardwright.planner.space import Seed, find_samples, seed_strategy
 from shardwright.planner.space.iteration import PLUS
@@ -144,8 +144,8 @@ def spread_of(plan: Plan, context: Context, last: Survey | None) -> float:
     if plan.measured:
         return plan.measured.spread_seconds
     if last and last.context.table is context.table:
-        return last.weighed(plan.strategy)[0].half_width
-    return weigh(context, plan.strategy)[0].half_width
+        return last.weighed(plan.strategy).half_width
+    return evaluate_closely(context, plan.strategy)[2].half_width
 
 
 def run_of(strategy: Strategy, graph: OperatorGraph) -> tuple[Shard, ...]:

@@ -59,7 +59,7 @@ def test_the_chosen_plan_is_the_simplest_of_those_that_nobody_can_tell_from_the_
     chosen, fastest = frontier.best.strategy, found.findings.fitting[0].strategy
 
     def is_tie(strategy) -> bool:
-        apart = found.weighed(strategy)[0].seconds - found.weighed(fastest)[0].seconds
+        apart = found.weighed(strategy).seconds - found.weighed(fastest).seconds
         return apart <= found.half_width(strategy, fastest)
 
     assert is_tie(chosen)

@@ -81,7 +81,7 @@ def test_what_is_the_same_follows_from_the_half_width_of_the_prediction() -> Non
     assert evaluation is not None
     assert evaluation.objective == evaluate(HERE, PLAIN).objective
     # A fiftieth of what does not cancel in the difference of like plans, a fifth of the half-width.
-    share = 0.02 * 0.2 * pool.doubt(evaluation) / evaluation.seconds
+    share = 0.02 * 0.2 * sum(evaluation.doubts.values()) / evaluation.seconds
     assert math.isclose(pool.same, share)
     assert pool.are_same(1.0, 1.0 + 0.9 * share)
     assert not pool.are_same(1.0, 1.0 + 1.1 * share)

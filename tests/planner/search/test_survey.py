@@ -29,6 +29,6 @@ def test_a_device_alone_is_laid_beside_what_was_found_unless_it_cannot_be_as_fas
     assert near.settled().frontier.best.strategy.devices == (0,)
     far = survey(graph, cluster(1, 2, near=1e12, flops=1e12), CostTable(), limits=few)
     assert far.alone is None
-    bytes_alone = near.weighed(near.alone)[0].bytes
+    bytes_alone = near.weighed(near.alone).bytes
     small = survey(graph, cluster(1, 2, near=1e8, memory=0.9 * bytes_alone), CostTable())
     assert small.alone is None

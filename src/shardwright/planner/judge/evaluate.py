@@ -22,7 +22,7 @@ from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.judge.lost import lost_share
-from shardwright.planner.judge.ties import doubts_of, half_width
+from shardwright.planner.judge.ties import Doubts, doubts_of, half_width
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
@@ -40,7 +40,7 @@ MOST_GRADIENTS = 2000
 class Evaluation:
     """A strategy with its simulated objective.
 
-    ``half_width`` is that of the predicted step, ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
+    ``half_width`` is that of the predicted step, ``doubts`` say where it may come from, ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
     hideable message hidden (NaN for a strategy which did not come from the additive model).
     ``feeding``: what brings its input beneath a step, none where that is never waited for. ``synced``: seconds
     that gradients travel on the critical chain: no other time to send them gains more.
@@ -49,6 +49,7 @@ class Evaluation:
     strategy: Strategy
     objective: Objective
     half_width: float
+    doubts: Doubts
     stage_bytes: tuple[float, ...]
     sources: tuple[tuple[str, float], ...]
     least_seconds: float
@@ -95,16 +96,6 @@ def evaluate_closely(
         objective = replace(evaluation.objective, step_seconds=period(program, timeline))
         evaluation = replace(evaluation, objective=objective)
     return prices, timeline, evaluation
-
-
-def weigh(
-    context: Context, strategy: Strategy, pricer: Pricer | None = None
-) -> tuple[Evaluation, dict[str, float]]:
-    """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
-    illegal."""
-    program, prices = priced(context, strategy, pricer)
-    timeline, evaluation = evaluate_program(context, program, prices, math.nan)
-    return evaluation, doubts_of(program, prices, timeline)
 
 
 def priced(
@@ -240,6 +231,7 @@ def evaluate_program(
         strategy=program.strategy,
         objective=objective,
         half_width=half_width(prices, timeline),
+        doubts=doubts_of(program, prices, timeline),
         stage_bytes=peaks,
         sources=prices.by_source(),
         least_seconds=least_seconds,

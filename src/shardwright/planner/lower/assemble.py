@@ -173,7 +173,7 @@ def _program(
     group = column(lambda one: np.full(len(one.kind), one.stage, dtype=np.int32))
     waits = [*waits, _turns(builder.strategy.meshes, kind, group)]
     rows, targets = (np.concatenate(ends) for ends in zip(*waits, strict=True))
-    offset, ordered = _by_row(rows, targets, layout.size)
+    offset, ordered = by_row(rows, targets, layout.size)
     free_offset, free_value = layout.frees()
     allocated, temporary = layout.bytes()
     item = column(lambda one: one.item)
@@ -206,7 +206,7 @@ def _program(
         offset=offset,
         predecessor=ordered.astype(np.int32),
         free_offset=free_offset,
-        free_value=free_value.astype(np.int32),
+        free_value=free_value,
         allocated=allocated,
         freed=column(lambda one: one.sizes[1]),
         temporary=temporary,
@@ -280,7 +280,7 @@ def _renumber(item: NDArray[np.int32], chosen: Flags, count: int) -> list[int]:
     return np.flatnonzero(is_used).tolist()
 
 
-def _by_row(rows: Ints, columns: Ints, size: int) -> tuple[Ints, Ints]:
+def by_row(rows: Ints, columns: Ints, size: int) -> tuple[Ints, Ints]:
     """Return where each row begins, and the columns row by row, ascending."""
     ordered = np.sort(rows * size + columns)
     offset = np.searchsorted(ordered, size * np.arange(size + 1))

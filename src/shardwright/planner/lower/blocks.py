@@ -176,9 +176,7 @@ class Blocks:
         sources = {source for source, _ in self.spread[stage]}
         first: dict[int, int] = {}
         for number in present:
-            first |= dict.fromkeys(
-                filter(self.closed[number].written[stage].__contains__, sources), number
-            )
+            first |= dict.fromkeys(self.closed[number].written[stage].keys() & sources, number)
             sources -= first.keys()
         for source, target in self.spread[stage]:
             if (number := first.get(source, -1)) >= 0:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +28,8 @@ from shardwright.core.program import (
 )
 from shardwright.core.staleness import Outlook, backward_slot, forward_slot, outlook
 from shardwright.errors import InputError
+from shardwright.planner.lower.assemble import by_row
+from shardwright.planner.lower.instances import listed
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -92,24 +93,24 @@ def flushless(program: Program) -> Program:
 def _place(program: Program) -> _Place:
     """Return where instructions belong. What there is once is there before the first microbatch or, behind a
     mesh's first backward, behind the last."""
-    found = np.zeros(program.num_instructions, dtype=np.bool_)
-    turns: dict[tuple[int, int], bool] = {}
-    for index in range(program.num_instructions):
-        mesh, piece = int(program.group[index]), int(program.microbatch[index])
-        if _turns_back(program, index):
-            turns[mesh, piece] = turns[mesh, -1] = True
-        found[index] = turns.get((mesh, piece), False)
-    end = program.strategy.pipeline.num_microbatches - 1
-    piece = np.where(program.microbatch >= 0, program.microbatch, np.where(found, end, 0))
+    count, pieces = program.num_instructions, program.strategy.pipeline.num_microbatches
+    turning = np.flatnonzero(_turns_back(program))
+    # By mesh and microbatch, the last for what there is once: where backward begins.
+    begin = np.full((len(program.meshes), pieces + 1), count)
+    for piece in (program.microbatch[turning], np.full(len(turning), -1)):
+        np.minimum.at(begin, (program.group[turning], piece), turning)
+    found = np.arange(count) >= begin[program.group, program.microbatch]
+    piece = np.where(program.microbatch >= 0, program.microbatch, np.where(found, pieces - 1, 0))
     return _Place(found, piece.astype(np.int64))
 
 
-def _turns_back(program: Program, index: int) -> bool:
-    kind, item = Kind(int(program.kind[index])), int(program.item[index])
-    if kind in (*BACKWARD_KINDS, Kind.RECOMPUTE, Kind.UPDATE):
-        return True
-    is_message = kind in (Kind.RECEIVE, Kind.MESSAGE)
-    return is_message and program.messages[item].purpose in ("gradient", "synchronise")
+def _turns_back(program: Program) -> Flags:
+    """Return which instructions only come behind a mesh's forward."""
+    found = np.isin(program.kind, (*BACKWARD_KINDS, Kind.RECOMPUTE, Kind.UPDATE))
+    moves = np.isin(program.kind, (Kind.RECEIVE, Kind.MESSAGE))
+    purposes = [one.purpose in ("gradient", "synchronise") for one in program.messages]
+    found[moves] = np.array(purposes, dtype=np.bool_)[program.item[moves]]
+    return found
 
 
 def _with_versions(
@@ -345,24 +346,21 @@ def _wired(
     """Return what every instruction waits for and frees once transforms stand between them."""
     count, at = program.num_instructions, [one.before for one in insertions]
     place = np.arange(count) + np.searchsorted(at, np.arange(count), side="right")
-    waits, freed = _moved(program, place, count + len(at))
-    for one in freeings:
-        freed[int(place[one.at])] += one.values
+    size, free_value = count + len(at), program.free_value.astype(np.int64)
+    waits: list[tuple[Ints, Ints]] = [
+        (np.repeat(place, np.diff(program.offset)), place[program.predecessor])
+    ]
+    freed: list[tuple[Ints, Ints]] = [(np.repeat(place, np.diff(program.free_offset)), free_value)]
     for number, one in enumerate(insertions):
-        for index in _readers(program, one, where):
-            waits[int(place[index])].append(one.before + number)
-    return *_flat(list(map(sorted, waits))), *_flat(freed)
-
-
-def _moved(program: Program, place: Ints, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return what instructions wait for and free, where they stand in ``place`` among so many."""
-    waits: list[list[int]] = [[] for _ in range(count)]
-    freed: list[list[int]] = [[] for _ in range(count)]
-    for index, (a, b) in enumerate(pairwise(program.offset)):
-        waits[int(place[index])] = place[program.predecessor[a:b]].tolist()
-    for index, (a, b) in enumerate(pairwise(program.free_offset)):
-        freed[int(place[index])] = program.free_value[a:b].tolist()
-    return waits, freed
+        readers = place[_readers(program, one, where)]
+        waits.append((readers, np.full(len(readers), one.before + number)))
+    for one in freeings:
+        values = np.array(one.values, dtype=np.int64)
+        freed.append((np.full(len(values), place[one.at]), values))
+    later, earlier = map(np.concatenate, zip(*waits, strict=True))
+    rows, values = map(np.concatenate, zip(*freed, strict=True))
+    offset, predecessor = by_row(later, earlier, size)
+    return offset, predecessor.astype(np.int32), *listed(rows, values, size)
 
 
 def _piece(insertion: _Insertion, where: _Place) -> int:
@@ -370,20 +368,22 @@ def _piece(insertion: _Insertion, where: _Place) -> int:
     return int(where.piece[insertion.before]) if insertion.transform.writes else -1
 
 
-def _readers(program: Program, insertion: _Insertion, where: _Place) -> list[int]:
+def _readers(program: Program, insertion: _Insertion, where: _Place) -> Ints:
     """Return the instructions that run on what a transform writes: those of its mesh, microbatch and half."""
     first = insertion.before
     if not insertion.transform.writes:
-        return []
+        return np.zeros(0, dtype=np.int64)
     alike = (program.group == program.group[first]) & (where.piece == where.piece[first])
     alike &= where.is_late == where.is_late[first]
-    return np.flatnonzero(alike & np.isin(program.kind, SEGMENT_KINDS)).tolist()
+    return np.flatnonzero(alike & np.isin(program.kind, SEGMENT_KINDS))
 
 
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.int32]]:
-    lengths = np.array([len(one) for one in lists], dtype=np.int64)
-    flat = np.array([number for one in lists for number in one], dtype=np.int32)
-    return np.concatenate([[0], np.cumsum(lengths)]), flat
+def _entries(offset: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return where the entries of some rows begin, row by row, which they are, and of which row each is."""
+    stop = np.cumsum(np.diff(offset)[rows])
+    row = np.repeat(np.arange(len(rows)), np.diff(offset)[rows])
+    begin = np.concatenate([[0], stop])
+    return begin, np.arange(len(row)) + (offset[rows] - begin[:-1])[row], row
 
 
 def unrolled(program: Program, minibatches: int) -> tuple[Program, Ints]:
@@ -403,12 +403,9 @@ def unrolled(program: Program, minibatches: int) -> tuple[Program, Ints]:
     source, minibatch = source[is_there], minibatch[is_there]
     place = np.full((minibatches, count), -1, dtype=np.int64)
     place[minibatch, source] = np.arange(len(source))
-    own = [program.predecessor[a:b] for a, b in pairwise(program.offset)]
-    old = [program.free_value[a:b].tolist() for a, b in pairwise(program.free_offset)]
-    offset, predecessor = _flat(
-        [place[one, own[index]].tolist() for index, one in zip(source, minibatch, strict=True)]
-    )
-    free_offset, free_value = _flat([old[index] for index in source])
+    offset, waited, row = _entries(program.offset, source)
+    predecessor = place[minibatch[row], program.predecessor[waited]].astype(np.int32)
+    free_offset, freed, _ = _entries(program.free_offset, source)
     return replace(
         program,
         kind=program.kind[source],
@@ -423,7 +420,7 @@ def unrolled(program: Program, minibatches: int) -> tuple[Program, Ints]:
         offset=offset,
         predecessor=predecessor,
         free_offset=free_offset,
-        free_value=free_value,
+        free_value=program.free_value[freed],
         allocated=program.allocated[source],
         freed=program.freed[source],
         temporary=program.temporary[source],

@@ -88,15 +88,12 @@ class Instances:
         allocated = sizes[0][self._step] + np.where(before == 0, sizes[3][self._step], 0)
         return allocated, sizes[np.array([2, 4, 5])[np.minimum(before, 2)], self._step]
 
-    def frees(self) -> tuple[Ints, Ints]:
+    def frees(self) -> tuple[Ints, NDArray[np.int32]]:
         """Return where what each instruction frees begins, and what all of them free."""
         place, value = np.concatenate([part.compiled.frees for part in self.parts], axis=1)
         counts = np.array([part.compiled.frees.shape[1] for part in self.parts])
         instance, entry = self._each(counts)
-        places = self.base[instance] + place[entry]
-        offset = np.zeros(self.size + 1, dtype=np.int64)
-        np.cumsum(np.bincount(places, minlength=self.size), out=offset[1:])
-        return offset, value[entry][np.argsort(places, kind="stable")]
+        return listed(self.base[instance] + place[entry], value[entry], self.size)
 
     def waits(self, last: Mapping[int, int]) -> tuple[Ints, Ints]:
         """Return (later, earlier) instructions; what stands nowhere yet is not waited for. ``last`` is, by
@@ -195,3 +192,10 @@ def _microbatch(phase: Phase, stage: int, last: Mapping[int, int]) -> int:
     if phase is Phase.LAST:
         return last[stage]
     return -1 if phase.is_each else 0
+
+
+def listed(rows: Ints, values: Ints, count: int) -> tuple[Ints, NDArray[np.int32]]:
+    """Return where what belongs to each of so many rows begins, and all of it, row by row in the order given."""
+    offset = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=count), out=offset[1:])
+    return offset, values[np.argsort(rows, kind="stable")].astype(np.int32)

@@ -226,8 +226,9 @@ class _Copies:
         table[ONCE if self.once else EACH] = both + again
         table[TRANSIENT], table[FLIGHT] = size * copies, size * ~copies
         never = np.isinf(both[..., 0])
-        table[:, never] = 0.0
-        table[EACH, never] = math.inf
+        if never.any():
+            table[:, never] = 0.0
+            table[EACH, never] = math.inf
         return table
 
     def _crossing(self, source: Key, axes: Axes, target: Key) -> Copy:

@@ -105,11 +105,12 @@ def network(
 
 def _parted(columns: Columns, apart: frozenset[int], blocks: tuple[int, ...]) -> Columns:
     """Return the kinds of costs twice: those of other blocks, and those of the blocks apart."""
-    nothing = np.zeros_like(columns)
-    if not apart.issuperset(blocks):
-        return np.concatenate([columns, nothing])
-    nothing[EACH] = np.where(np.isinf(columns[EACH]), np.inf, 0.0)  # forbidden choices
-    return np.concatenate([nothing, np.where(np.isinf(columns), 0.0, columns)])
+    is_apart = apart.issuperset(blocks)
+    found = np.zeros((2, *columns.shape))
+    found[int(is_apart)] = columns
+    if is_apart:
+        found[:, EACH, np.isinf(columns[EACH])] = np.array([[np.inf], [0.0]])  # forbidden choices
+    return found.reshape(-1, *columns.shape[1:])
 
 
 class ByBlock:

@@ -6,7 +6,7 @@ brings it before the simulator, ``local`` changes the best decision by decision 
 ``reasons`` explains. ``steering`` has the numbers. Nothing here knows torch, the clock or the disk.
 """
 
-from shardwright.planner.judge.evaluate import evaluate_closely, weigh
+from shardwright.planner.judge.evaluate import evaluate_closely
 from shardwright.planner.judge.ties import is_simpler
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
@@ -52,6 +52,5 @@ __all__ = [
     "some_plan",
     "survey",
     "surveyed",
-    "weigh",
     "why_not",
 ]

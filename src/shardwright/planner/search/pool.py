@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate, merge, weigh
+from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate, merge
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.judge.ties import half_width_between
 from shardwright.planner.model.arrangements import Arrangement
@@ -122,19 +122,11 @@ class Pool:
 
     def weigh(self, strategy: Strategy) -> Evaluation | None:
         """Simulate a strategy and keep the evaluation, as ``try_out``; learn what is the same."""
-        try:
-            evaluation, doubts = weigh(self.context, strategy, self.evaluator.priced)
-        except ValueError as error:
-            self.refused.append(f"{strategy.label}: {error}")
-            return None
-        self.evaluations.append(evaluation)
-        self.same = SAME * half_width_between(doubts, doubts) / evaluation.seconds
+        evaluation = self.try_out(strategy)
+        if evaluation is not None:
+            doubts = evaluation.doubts
+            self.same = SAME * half_width_between(doubts, doubts) / evaluation.seconds
         return evaluation
-
-    def doubt(self, evaluation: Evaluation) -> float:
-        """Return the half-width of a predicted step time, in seconds."""
-        doubts = weigh(self.context, evaluation.strategy, self.evaluator.priced)[1]
-        return sum(doubts.values())
 
     @property
     def apart(self) -> float:

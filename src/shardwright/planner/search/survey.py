@@ -17,8 +17,8 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.compute import MODEL_SPREAD
-from shardwright.planner.judge.evaluate import Evaluation, weigh
-from shardwright.planner.judge.ties import NEAR, Doubts, complexity, half_width_between
+from shardwright.planner.judge.evaluate import Evaluation, evaluate
+from shardwright.planner.judge.ties import NEAR, complexity, half_width_between
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import Findings, is_no_less, make_plan
@@ -43,8 +43,8 @@ class Survey:
     findings: Findings
     goal: Goal = FASTEST
     seed: int = 0
-    _known: dict[Strategy, tuple[Evaluation, Doubts]] = field(
-        default_factory=dict[Strategy, tuple[Evaluation, Doubts]], repr=False
+    _known: dict[Strategy, Evaluation] = field(
+        default_factory=dict[Strategy, Evaluation], repr=False
     )
 
     @property
@@ -57,20 +57,23 @@ class Survey:
         """The bytes of a device that plans may use."""
         return self.findings.limit
 
-    def weighed(self, strategy: Strategy) -> tuple[Evaluation, Doubts]:
-        """Return a strategy's evaluation, and where its half-width comes from. Raises ValueError where
-        it is illegal."""
-        if strategy not in self._known:
-            self._known[strategy] = weigh(self.context, strategy)
-        return self._known[strategy]
+    def weighed(self, strategy: Strategy) -> Evaluation:
+        """Return a strategy's evaluation, as the search found it if it did. Raises ValueError where it is
+        illegal."""
+        known = self._known
+        if not known:
+            known |= {one.strategy: one for one in self.findings.evaluations}
+        if strategy not in known:
+            known[strategy] = evaluate(self.context, strategy)
+        return known[strategy]
 
     def plan(self, strategy: Strategy) -> Plan:
         """Return a strategy as a plan, with what is predicted of it."""
-        return make_plan(self.findings, self.weighed(strategy)[0], self.seed)
+        return make_plan(self.findings, self.weighed(strategy), self.seed)
 
     def half_width(self, one: Strategy, other: Strategy) -> float:
         """Return the half-width of the difference of two strategies' step times, in seconds."""
-        return half_width_between(self.weighed(one)[1], self.weighed(other)[1])
+        return half_width_between(self.weighed(one).doubts, self.weighed(other).doubts)
 
     @cached_property
     def plain(self) -> tuple[Plan, ...]:
@@ -102,7 +105,7 @@ class Survey:
             return None
         try:
             strategy = as_strategy(self.context.on(1), Seed())
-            fits = self.weighed(strategy)[0].objective.peak_bytes <= self.room
+            fits = self.weighed(strategy).bytes <= self.room
         except ValueError:
             return None
         return strategy if fits else None
@@ -139,7 +142,7 @@ class Survey:
         pool = [*self.findings.fitting]
         known = {evaluation.strategy for evaluation in pool}
         wanted = [*(one.strategy for one in self.plain), *([self.alone] if self.alone else [])]
-        pool += [self.weighed(one)[0] for one in wanted if one not in known]
+        pool += [self.weighed(one) for one in wanted if one not in known]
         return sorted(pool, key=lambda one: one.objective)
 
     def _frontier(self, lines: list[tuple[Evaluation, Evaluation]]) -> Frontier:
@@ -185,8 +188,8 @@ class Survey:
     @cached_property
     def _farthest(self) -> float:
         """What half-widths of differences come to at most, as a share: twice the fastest's own."""
-        judged, doubts = self.weighed(self.findings.fitting[0].strategy)
-        return max(2 * sum(doubts.values()) / judged.seconds, 1e-3)
+        fastest = self.findings.fitting[0]
+        return max(2 * sum(fastest.doubts.values()) / fastest.seconds, 1e-3)
 
     def _simplest(self, evaluation: Evaluation, pool: list[Evaluation]) -> Evaluation:
         """Return the simplest plan that is the same in time, and no worse in memory and money where

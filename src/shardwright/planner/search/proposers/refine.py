@@ -21,10 +21,9 @@ from shardwright.planner.search.steering import (
 def refined(pool: Pool) -> Proposals:
     """Propose to refine the plans that are fastest, more of them where more can be gained."""
     unlike, operators = pool.unlike(), len(pool.context.graph.operators)
-    # Of what is too large even where more can be gained, nobody asks how much that is: it takes a simulation.
-    if not unlike or _effort(operators, is_open=True).moves < LEAST_MOVES:
+    if not unlike:
         return
-    is_open = pool.bounds.least() < unlike[0].seconds - pool.doubt(unlike[0])
+    is_open = pool.bounds.least() < unlike[0].seconds - sum(unlike[0].doubts.values())
     effort = _effort(operators, is_open)
     if effort.moves < LEAST_MOVES:
         return
