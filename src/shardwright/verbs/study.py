@@ -72,9 +72,7 @@ def study(
     request, asked = request or Request(), watch or Watch()
     watch = _bounded(asked, request)
     limits = Limits(
-        memory_bytes=request.memory_bytes,
-        spacing=request.spacing,
-        staleness=request.staleness,
+        memory_bytes=request.memory_bytes, spacing=request.spacing, staleness=request.staleness
     )
     wanted = _wanted(request.seed_plan, request.order)  # both refused before anything is measured
     given = _fitted(request, is_local=is_here(cluster))
@@ -108,7 +106,6 @@ def study(
         costs, num_shards = solver.last.context.table, num_shards + more
     watch.tell("estimating uncertainty", 1.0)
     context = solver.context(costs)
-
     return Study(
         graph=graph,
         cluster=machine,
@@ -117,7 +114,7 @@ def study(
         origin=_origin(question, costs),
         spreads=tuple(spread_of(one, context, solver.last) for one in frontier.plans),
         curve=solver.points,
-        plain=solver.last.plain if solver.last else (),
+        plain=solver.plain,
         num_measured=num_links + num_shards,
         is_complete=not (watch if request.method == "exact" else asked).stop(),
         notes=(*told, *notes, *notes_of(frontier.best.strategy.gradient_sync, request.optimizer)),
@@ -229,6 +226,11 @@ class _Solver:
         self.watch, self.share = watch, 1.0  # of the seconds left that chains walk in
         self.last: Survey | None = None
         self.points: tuple[Plan, ...] = ()
+
+    @property
+    def plain(self) -> tuple[Plan, ...]:
+        """Plain data parallelism, where a search looked at it."""
+        return self.last.plain if self.last else ()
 
     @property
     def rivals(self) -> tuple[Strategy, ...]:
