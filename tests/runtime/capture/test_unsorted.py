@@ -134,14 +134,18 @@ def test_what_mixes_sorted_rows_stays_as_it_is(back: Back) -> None:
 
 
 def test_ends_of_other_groups_are_no_groups() -> None:
-    """Not where the last group's rows are left out, nor where rows lie the other way round."""
+    """Not where the last group's rows are left out or rows are counted by weight, nor where rows lie the other way
+    round."""
 
     def ends(_chosen: Tensor, found: Tensor) -> Tensor:
         counts = torch.histc(found.float(), EXPERTS, 0, EXPERTS - 2)
         return counts.cumsum(0, dtype=torch.int32)
 
+    def weighted(chosen: Tensor, _found: Tensor) -> Tensor:
+        return torch.zeros_like(chosen[:EXPERTS]).scatter_add(0, chosen, chosen).cumsum(0).int()
+
     backwards = Experts(by_histogram, by_inverse, descending=True).double()
-    for module in (experts(ends, by_inverse)[0], backwards):
+    for module in (*(experts(one, by_inverse)[0] for one in (ends, weighted)), backwards):
         kinds = [one.kind for one in capture(module, experts(ends, by_inverse)[1]).graph.operators]
         assert "shardwright.grouped_product" not in kinds
 

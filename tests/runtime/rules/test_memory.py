@@ -20,6 +20,8 @@ REPLACED = {
     "aten.view.default", "aten._unsafe_view.default", "aten.view_as.default",
     "aten.view_as_complex.default", "aten.nll_loss2d.default",
 }  # fmt: skip
+# PyTorch wants in a row what it looks for, which no rule cuts.
+WHOLE = {"aten.isin.Tensor_Tensor"}
 
 
 def backwards(tensor: Tensor) -> Tensor:
@@ -54,7 +56,7 @@ def run(case: Case, tensors: list[Tensor]) -> list[Tensor]:
 def test_every_operator_gives_the_same_however_its_arguments_lie_in_memory(
     laid: Callable[[Tensor], Tensor],
 ) -> None:
-    for kind in sorted(set(KIND) - REPLACED):
+    for kind in sorted(set(KIND) - REPLACED - WHOLE):
         for call in EXAMPLES[kind]:
             case = draw(kind, call, seed=1)
             try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from shardwright.runtime.capture.gradients import (
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
 from shardwright.runtime.capture.recomputing import no_checkpoints
 from shardwright.runtime.capture.record import Slot, Unsupported, aten
-from shardwright.runtime.capture.rowwise import Given, is_linear, rows_of
+from shardwright.runtime.capture.rowwise import MOST_ELEMENTS, Given, is_linear, rows_of
 from shardwright.runtime.engine import run_backward
 
 Function: Any = torch.autograd.Function
@@ -283,6 +284,8 @@ def _sort_of(cls: Any, leaves: Sequence[Any], given: Any) -> tuple[str, tuple[in
     """Return the first word of its operator's kind, and which tensors' rows are computed each by itself."""
     if _is_pointwise(cls, leaves, given):
         return ("pointwise" if _is_linear(cls, leaves, given) else "bent"), ()
+    if cls.__module__.startswith("shardwright.") or not _are_few(leaves):
+        return "opaque", ()
     for high in (2, 1):  # numbers that are places of what is only one stay 0
         with contextlib.suppress(Exception):  # whatever it wants of its arguments
             drawn = _drawn(cls, leaves, given, high)
@@ -290,6 +293,14 @@ def _sort_of(cls: Any, leaves: Sequence[Any], given: Any) -> tuple[str, tuple[in
             if rows and is_linear(drawn.wide()):
                 return "rowwise", rows
     return "opaque", ()
+
+
+def _are_few(leaves: Sequence[Any]) -> bool:
+    """Whether a few rows of what a function is given are few enough numbers to try it with."""
+    shapes = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
+    rows = shapes[0][:1]
+    each = (shape[1:] if shape[:1] == rows else shape for shape in shapes)
+    return FEW * sum(map(math.prod, each)) <= MOST_ELEMENTS
 
 
 def _drawn(cls: Any, leaves: Sequence[Any], given: Any, high: int) -> Given:

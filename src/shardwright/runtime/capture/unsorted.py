@@ -28,6 +28,7 @@ _ARGSORTS = frozenset({aten.argsort.default, aten.argsort.stable})
 _SORTS = frozenset({aten.sort.default, aten.sort.stable}) | _ARGSORTS
 _CASTS = frozenset({aten.to.dtype, aten._to_copy.default, aten.detach.default, aten.clone.default})
 _ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
+_ONES = frozenset({aten.ones.default, aten.ones_like.default, aten.new_ones.default})
 _COUNTING = frozenset({aten.arange.default, aten.arange.start})
 # What works along a dim, which must not be that of the rows, and what works on the last one.
 _ALONG = frozenset({
@@ -274,7 +275,7 @@ class _Rows:
             limits = given["bins"], given["min"], given["max"]
             return limits == (count, 0, count - 1) and self._are_groups(record.args[0])
         if record.target is aten.scatter_add.default:
-            return self._are_groups(given["index"]) and given["self"].meta.shape == (count,)
+            return self._adds_ones(given, count) and self._are_groups(given["index"])
         if record.target is aten.sum.dim_IntList and list(given["dim"]) == [0]:
             marks = self._made_by(record.args[0])
             return (
@@ -283,6 +284,15 @@ class _Rows:
                 and self._are_groups(marks.args[0])
             )
         return False
+
+    def _adds_ones(self, given: dict[str, Any], count: int) -> bool:
+        """Whether to so many zeros a one is added for each row."""
+        base, each = (self._made_by(given[name]) for name in ("self", "src"))
+        if base is None or each is None:
+            return False
+        shapes = given["self"].meta.shape, given["src"].meta.shape
+        is_plain = base.target in _ZEROS and each.target in _ONES
+        return is_plain and shapes == ((count,), (self.count,))
 
     def _are_groups(self, value: Value) -> bool:
         """Whether numbers are those of the groups, sorted or not, of whatever type and in whatever shape."""
