@@ -108,7 +108,7 @@ class Case:
     rows: tuple[Ran, ...]
     plain: Ran  # data parallelism
     chosen: Ran  # with trials
-    believed: Ran  # from measurements alone, of what is on all hosts: others would have these cores to themselves
+    believed: Ran  # what measurements alone predict to be the fastest of these
 
     @property
     def regret(self) -> tuple[float, float]:
@@ -173,14 +173,12 @@ class Hosts:
         graph = capture(spec, global_batch=BATCHES[name], precision="float32").graph
         training = training_of(document.frontier.best.strategy)
         survey = surveyed(graph, self.cluster, measured, document.frontier, training)
-        first, *others = (
-            survey.plain
-        )  # two run however long they take: what one has, and what is believed
-        wanted = [document.frontier.best, *document.frontier.plans]
-        whole = [one for one in wanted if len(one.strategy.devices) == len(self.names)]
-        believed = whole[0] if whole else first
-        also = [one for one in described.plans if len(one.strategy.devices) == len(self.names)]
-        plans = runnable(survey, [first, believed, *others, *whole, *also])[:MOST_PLANS]
+        first, *others = survey.plain
+        best = document.frontier.best  # which runs however long it takes, as what one has does
+        every = [first, best, *others, *document.frontier.plans, *described.plans]
+        # On fewer hosts plans would have all cores to themselves, which are shared here.
+        whole = [one for one in every if len(one.strategy.devices) == len(self.names)]
+        plans = runnable(survey, whole)[:MOST_PLANS]
         laps, peaks = self._laps(spec, plans)
         known = dict(zip([one.strategy for one in plans], laps, strict=True))
         fitted = refit(survey.context, {one: lap.step_seconds for one, lap in known.items()})
@@ -201,7 +199,7 @@ class Hosts:
             rows=tuple(rows.values()),
             plain=rows[plans[0].strategy],
             chosen=rows[with_measured(survey, known).best.strategy],
-            believed=rows[believed.strategy],
+            believed=min(rows.values(), key=lambda row: row.predicted[1]),
         )
 
     def _laps(self, spec: str, plans: Sequence[Plan]) -> tuple[list[Measured], list[list[float]]]:
