@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.heads import reshaped_from
-from shardwright.runtime.capture.record import Recorder, Value, aten, parameter_names
+from shardwright.runtime.capture.record import Recorder, Value, aten, named_arguments
 
 BAGS = frozenset({aten.embedding_bag.default, aten.embedding_bag.padding_idx})
 SUM, MEAN, MAX = 0, 1, 2
@@ -26,9 +26,7 @@ def summed(
 
     The first of the operator's results then stands for all: the rest is for its own backward.
     """
-    names = parameter_names(target)
-    given = dict(names)
-    given |= dict(zip((name for name, _ in names), args, strict=False)) | kwargs
+    given = named_arguments(target, args, kwargs)
     rows = _as_rows(recorder, given)
     if rows is not None:
         return rows

@@ -15,7 +15,7 @@ from shardwright.runtime.capture.record import (
     Recorder,
     Value,
     aten,
-    parameter_names,
+    named_arguments,
     tensors_in,
 )
 from shardwright.runtime.capture.spellings import ELEMENTWISE_LOSSES, NLL
@@ -210,9 +210,7 @@ def _is_vocabulary(scores: Value, target: Value) -> bool:
 
 def _named(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return every argument by name, defaults included; ``self`` is called ``input``."""
-    names = parameter_names(target)
-    given = dict(zip((name for name, _ in names), args, strict=False)) | kwargs
-    full = {name: given.get(name, default) for name, default in names}
+    full = named_arguments(target, args, kwargs)
     return {"input": full.pop("self")} | full if "self" in full else full
 
 

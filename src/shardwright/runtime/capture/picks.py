@@ -104,8 +104,10 @@ def _cat(recorder: Recorder, args: Sequence[Any]) -> Value | None:
     """Return what is joined without the nothing that it begins with, ``torch.tensor([])``, of whatever shape the rest is."""
     parts, *dim = args
     filled = [one for one in parts if one.meta.shape != (0,)]
+    if len(filled) in (0, len(parts)):
+        return None
     joined = torch.cat([one.meta for one in parts], *dim)
-    if len(filled) in (0, len(parts)) or any(one.meta.dtype != joined.dtype for one in filled):
+    if any(one.meta.dtype != joined.dtype for one in filled):
         return None
     return filled[0] if len(filled) == 1 else recorder.emit(aten.cat.default, filled, *dim)
 

@@ -9,7 +9,7 @@ the same shape, dropout with p = 0) leave no trace.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -64,6 +64,14 @@ def parameter_names(target: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
         (arg.name, arg.default_value if arg.has_default_value() else inspect.Parameter.empty)
         for arg in schema.arguments
     )
+
+
+def named_arguments(
+    target: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return every argument of a call by name, defaults included."""
+    names = parameter_names(target)
+    return {**dict(names), **dict(zip((name for name, _ in names), args, strict=False)), **kwargs}
 
 
 def bind(

@@ -14,20 +14,21 @@ from typing import Any
 import torch
 
 from shardwright.runtime.capture.grouped import grouped_product
+from shardwright.runtime.capture.picks import ZEROS
 from shardwright.runtime.capture.record import (
     Record,
     Recorder,
     Value,
     aten,
     map_values,
-    parameter_names,
+    named_arguments,
     tensors_in,
 )
 
 _ARGSORTS = frozenset({aten.argsort.default, aten.argsort.stable})
 _SORTS = frozenset({aten.sort.default, aten.sort.stable}) | _ARGSORTS
 _CASTS = frozenset({aten.to.dtype, aten._to_copy.default, aten.detach.default, aten.clone.default})
-_ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
+_ZEROS = ZEROS | {aten.new_zeros.default}
 _ONES = frozenset({aten.ones.default, aten.ones_like.default, aten.new_ones.default})
 _COUNTING = frozenset({aten.arange.default, aten.arange.start})
 # What works along a dim, which must not be that of the rows, and what works on the last one.
@@ -320,12 +321,7 @@ def _sorts_groups(sort: Record) -> bool:
 
 
 def _arguments(record: Record) -> dict[str, Any]:
-    names = parameter_names(record.target)
-    return {
-        **dict(names),
-        **dict(zip((name for name, _ in names), record.args, strict=False)),
-        **record.kwargs,
-    }
+    return named_arguments(record.target, record.args, record.kwargs)
 
 
 _SPECIAL: dict[str, Callable[[_Rows, Record, dict[str, Any], Recorder], bool]] = {
