@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,19 @@ Start = Callable[[], list["Pending"]]
 ThereAndBack = Callable[[Callable[[], object]], None]
 
 
+class Exchange(NamedTuple):
+    """A message between the ranks of a group: ``start`` sends, ``ask`` says before that what can be received, as
+    stages do. Who sends to a rank that has not asked leaves sending to the backend's threads; of one that has, the
+    computing thread sends as much as fits."""
+
+    start: Start
+    ask: Start = list
+
+    def run(self) -> None:
+        """Start it and wait for it."""
+        _finish([*self.ask(), *self.start()])
+
+
 class Chunk:
     """Computation of about a given length: products, and memory that is not in the cache."""
 
@@ -71,14 +84,14 @@ class Chunk:
 
 def time_beneath(
     group: ProcessGroup,
-    starts: Mapping[tuple[str, int], Start],
+    exchanges: Mapping[tuple[str, int], Exchange],
     turns: Mapping[int, ThereAndBack],
     alone: Mapping[str, Timing],
     chunk: Chunk,
 ) -> dict[str, Timing]:
     """Return what collectives cost while ranks compute by ``chunk``; every rank must call it alike.
 
-    ``starts`` are by primitive and bytes, ``turns`` those of transfers by bytes. ``held|PRIMITIVE|BYTES`` are seconds that the computing
+    ``exchanges`` are by primitive and bytes, ``turns`` those of transfers by bytes. ``held|PRIMITIVE|BYTES`` are seconds that the computing
     thread itself needs to start and finish one; ``stolen|...`` processor seconds of the backend's
     threads, which the computation loses when all cores compute, and by how much longer it computes
     itself meanwhile (interrupts, caches); ``waited|...`` what one takes, besides what it holds, that
@@ -88,22 +101,22 @@ def time_beneath(
     """
     found: dict[str, Timing] = {}
     hiding: list[float] = []
-    for (primitive, size), start in starts.items():
+    for (primitive, size), exchange in exchanges.items():
         name = f"{primitive}|{size}"
         if name not in alone:
             continue
         seconds = _agreed(alone[name].seconds, group)
         if seconds >= SLOWEST_SECONDS:
-            found[f"held|{name}"] = _held(start, chunk, group)
+            found[f"held|{name}"] = _held(exchange, chunk, group)
             continue
         times = chunk.times(max(CHUNK_SECONDS, 2 * seconds), group)
         rounds = max(TURNS, min(ROUNDS, int(HIDDEN_SECONDS / seconds)) // TURNS * TURNS)
-        hidden = _hidden(start, chunk, (times, rounds), group)
+        hidden = _hidden(exchange, chunk, (times, rounds), group)
         found[f"held|{name}"], found[f"stolen|{name}"], latency = hidden
         if primitive == "transfer":
             waited = summarise(_one_way(turns[size], chunk, (times, rounds), group))
         else:
-            waited = _usual(_waited(start, chunk, (times, rounds), group))
+            waited = _usual(_waited(exchange, chunk, (times, rounds), group))
         least = max(waited.seconds - hidden[0].seconds, seconds)
         found[f"waited|{name}"] = Timing(seconds=least, spread=waited.spread, count=rounds)
         if latency and (size <= SIZES[1] or not hiding):
@@ -114,18 +127,21 @@ def time_beneath(
     return found
 
 
-def _held(start: Start, chunk: Chunk, group: ProcessGroup) -> Timing:
+def _held(exchange: Exchange, chunk: Chunk, group: ProcessGroup) -> Timing:
     """Return what the computing thread holds of a message that most of its time is waited for."""
     times, held = chunk.times(CHUNK_SECONDS, group), list[float]()
     for _ in range(SLOW_ROUNDS):
-        chunk.run(times)
         begin = time.thread_time()
-        pending = start()
+        pending = exchange.ask()
+        asked = time.thread_time()
+        chunk.run(times)
+        alone = time.thread_time()
+        pending += exchange.start()
         started = time.thread_time()
         chunk.run(times)
         done = time.thread_time()
         _finish(pending)
-        held.append(started - begin + time.thread_time() - done)
+        held.append(asked - begin + started - alone + time.thread_time() - done)
     return summarise(held)
 
 
@@ -137,7 +153,7 @@ def _agreed(seconds: float, group: ProcessGroup, rank: int = 0) -> float:
 
 
 def _hidden(
-    start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGroup
+    exchange: Exchange, chunk: Chunk, often: tuple[int, int], group: ProcessGroup
 ) -> tuple[Timing, Timing, float]:
     """Return what the computing thread holds, what is stolen of it, and seconds until complete (0 where
     nobody is told of that).
@@ -148,22 +164,24 @@ def _hidden(
     held: list[float] = []
     slower: list[float] = []
     ended: list[float] = []
-    run_through(start)
+    exchange.run()
     dist.barrier(group)
     before, own = time.process_time(), 0.0
     for _ in range(rounds):
         begin = time.thread_time()
+        pending = exchange.ask()
+        asked = time.thread_time()
         chunk.run(times)
         alone, first = time.thread_time(), time.perf_counter()
-        pending = start()
+        pending += exchange.start()
         started = time.thread_time()
         _note_end(pending, first, ended)
         chunk.run(times)
         done = time.thread_time()
         _finish(pending)
         last = time.thread_time()
-        held.append(started - alone + last - done)
-        slower.append(done - started - (alone - begin))
+        held.append(asked - begin + started - alone + last - done)
+        slower.append(done - started - (alone - asked))
         own += last - begin
     others = max(time.process_time() - before - own, 0.0) / rounds
     beneath = summarise(slower)
@@ -182,17 +200,14 @@ def _note_end(pending: list[Pending], begin: float, ended: list[float]) -> None:
             return
 
 
-def run_through(start: Start) -> None:
-    """Start a collective and wait for it."""
-    _finish(start())
-
-
 def _finish(pending: list[Pending]) -> None:
     for one in pending:
         one.wait()
 
 
-def _waited(start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGroup) -> list[float]:
+def _waited(
+    exchange: Exchange, chunk: Chunk, often: tuple[int, int], group: ProcessGroup
+) -> list[float]:
     """Return by how much rounds of computing and waiting exceed what the slowest rank computed in them."""
     times, rounds = often
     mine: list[tuple[float, float]] = []
@@ -201,7 +216,7 @@ def _waited(start: Start, chunk: Chunk, often: tuple[int, int], group: ProcessGr
         begin = time.perf_counter()
         chunk.run(times)
         computed = time.perf_counter()
-        run_through(start)
+        exchange.run()
         mine.append((time.perf_counter() - begin, computed - begin))
     took, own = seen_by_all(mine, group).unbind(-1)
     return (took.mean(dim=0) - own.max(dim=0).values).tolist()

@@ -39,9 +39,8 @@ from shardwright.runtime.cores import settle
 from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
 from shardwright.runtime.profile.beneath import (
     Chunk,
-    Start,
+    Exchange,
     ThereAndBack,
-    run_through,
     time_beneath,
 )
 from shardwright.runtime.profile.clock import ROUNDS, Timing, middle_of, summarise
@@ -247,7 +246,7 @@ def time_alone(
     for done in range(total):
         primitive, size = wanted[done % len(wanted)]
         share = max(deadline - time.perf_counter(), 0.0) / (total - done)
-        run = partial(run_through, _prepare(primitive, size, group, place))
+        run = _prepare(primitive, size, group, place).run
         if primitive == "transfer":
             run = partial(_there_and_back(size, group, place), _nothing)
         runs = _agree(_runs_within(run, share, ticks), group, place)
@@ -272,9 +271,9 @@ def time_busy(
         return {}
     sizes = [size for size in sorted(probe.sizes) if size in SIZES_BENEATH]
     wanted = [(primitive, size) for size in sizes for primitive in probe.primitives]
-    starts = {one: _prepare(*one, group, place) for one in wanted}
+    exchanges = {one: _prepare(*one, group, place) for one in wanted}
     turns = {size: _there_and_back(size, group, place) for size in sizes}
-    return time_beneath(group, starts, turns, alone, chunk or Chunk())
+    return time_beneath(group, exchanges, turns, alone, chunk or Chunk())
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:
@@ -306,8 +305,8 @@ def timed(run: Run, runs: int, ticks: Ticks) -> Timing:
     return summarise([ticks.seconds(end) - ticks.seconds(begin) for begin, end in marks])
 
 
-def _prepare(primitive: str, size: int, group: ProcessGroup, place: torch.device) -> Start:
-    """Return what starts a primitive on flat float32 buffers made beforehand."""
+def _prepare(primitive: str, size: int, group: ProcessGroup, place: torch.device) -> Exchange:
+    """Return a primitive on flat float32 buffers made beforehand."""
     ranks = group.size()
     count = max(size // 4 // ranks, 1) * ranks
     whole, other = torch.ones(count, device=place), torch.empty(count, device=place)
@@ -322,16 +321,19 @@ def _prepare(primitive: str, size: int, group: ProcessGroup, place: torch.device
     }
     start = starts[primitive]
     other.zero_()
-    return lambda: [start()]
+    return Exchange(lambda: [start()])
 
 
-def _transfer(whole: Tensor, other: Tensor, group: ProcessGroup) -> Start:
-    """Both of the first two ranks receive and send at once, as stages do that are busy."""
+def _transfer(whole: Tensor, other: Tensor, group: ProcessGroup) -> Exchange:
+    """Both of the first two ranks receive and send, as stages do that are busy."""
     rank = group.rank()
     if rank > 1:
-        return list
+        return Exchange(list)
     peer = dist.get_global_rank(group, 1 - rank)
-    return lambda: [verbs.receive(other, peer, group, 0), verbs.send(whole, peer, group, 0)]
+    return Exchange(
+        start=lambda: [verbs.send(whole, peer, group, 0)],
+        ask=lambda: [verbs.receive(other, peer, group, 0)],
+    )
 
 
 def _there_and_back(size: int, group: ProcessGroup, place: torch.device) -> ThereAndBack:

@@ -36,6 +36,8 @@ PASS_BYTES = 512 * 2**20
 FEWEST, ENOUGH, MOST = 3, 15, 100
 # Passes go on for so long at least, and until the medians are known to so much.
 LEAST_SECONDS, TOLERANCE = 1.0, 0.01
+# Read before shards that run from memory: a cache that others use, too, gives up what is twice as large.
+OTHERS_BYTES = 2 * CACHED_BYTES
 # Backward frees as it goes: only what it made last is still alive.
 RECENT = 4
 # How many shards run between two starts of the autograd engine alone.
@@ -57,8 +59,8 @@ def time_in_passes(
     The time of starting the autograd engine is taken off the backward: a segment pays it once, not
     per operator.
     """
+    others = torch.zeros(OTHERS_BYTES // 4 if from_memory else 0)
     deadline = time.perf_counter() + budget_seconds
-    others = torch.zeros(CACHED_BYTES // 4 if from_memory else 0)
     total, done, turns, engine = sum(map(len, runs)), 0, list[_Turn](), list[float]()
     for group in _groups(runs):
         size, left = sum(map(len, group)), deadline - time.perf_counter()
