@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from shardwright.errors import InputError
-from shardwright.lossy.switches import recipe
+from shardwright.lossy.switches import Recipe, recipe
 from tests.hosts import hosts, why_not
 
 RATE, EACH = "10mbit", 200
@@ -56,6 +56,17 @@ def test_commands_are_printed_with_what_takes_them_back_and_odd_words_are_refuse
             recipe("leaves", *words)
     with pytest.raises(InputError, match="choose one"):
         recipe("red", "eth0", "1gbit")
+
+
+def test_a_command_that_is_not_installed_is_named_and_what_was_set_before_it_is_taken_back(
+    tmp_path,
+):
+    done, undone = tmp_path / "done", tmp_path / "undone"
+    some = Recipe((f"touch {done}", "no-such-nft add"), ("no-such-nft del", f"touch {undone}"), "")
+    with pytest.raises(InputError, match=r"'no-such-nft add' said 'no-such-nft is not installed'"):
+        some.apply()
+    assert done.exists()
+    assert undone.exists()
 
 
 def inside(host, *command):

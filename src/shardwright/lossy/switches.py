@@ -30,19 +30,28 @@ class Recipe:
     def apply(self) -> None:
         """Run the commands; where one fails, undo those before and raise InputError with its words."""
         for place, command in enumerate(self.setup):
-            done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
-            if done.returncode != 0:
+            if said := _failed(command):
                 if place:  # what the first found there is somebody else's
                     self.revert()
                 raise InputError(
-                    f"a switch must take every command, but {command!r} said {done.stderr.strip()!r}; it needs "
+                    f"a switch must take every command, but {command!r} said {said!r}; it needs "
                     "root, and a kernel with what it names"
                 )
 
     def revert(self) -> None:
         """Take back what the commands set, as far as it is there."""
         for command in self.undo:
-            subprocess.run(shlex.split(command), capture_output=True, check=False)
+            _failed(command)
+
+
+def _failed(command: str) -> str:
+    """Run a command; return why it failed, nothing where it did not."""
+    words = shlex.split(command)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return f"{words[0]} is not installed"
+    return (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
 
 
 def leaves(device: str, rate: str) -> Recipe:
