@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
@@ -36,6 +36,7 @@ NEAR = cluster(1, 2, flops=1e9, near=1e10)
 FAR = cluster(2, 1, flops=1e9, far=2e6)
 
 
+@cache
 def pipeline(where, microbatches: int) -> tuple[Context, Candidate]:
     """The fastest pipeline of two stages in the additive model."""
     context = Context.of(GRAPH, where, CostTable(), Training())
