@@ -9,6 +9,7 @@ import pytest
 
 from shardwright.core.profile import Bar
 from shardwright.core.schedules import SCHEDULES
+from shardwright.layerwise.compare import side_by_side
 from shardwright.layerwise.ordered import bars
 from shardwright.planner.schedule import (
     Replay,
@@ -19,7 +20,6 @@ from shardwright.planner.schedule import (
     pipeline_order,
     replay,
     search_order,
-    side_by_side,
 )
 from shardwright.report.lanes import lanes_text
 

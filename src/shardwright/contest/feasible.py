@@ -24,7 +24,6 @@ from shardwright.planner.solve.wide.region import MOST_NODES, room_of
 # What a forbidden pair costs, in limits, while prices of memory add up to 1. Noise over all nodes, which breaks
 # ties, is its inverse: bounds lie as much lower, beyond all rounding.
 CEILING = 1e4
-SPEED = 4.0, 0.05  # of multiplicative weights, at first and at last
 
 
 class Feasibility:
@@ -112,7 +111,8 @@ class TimePrices(Messages):
         if merit < self.least:
             self.least, self.best = merit, self.choice.copy()
         self._count += 1
-        speed = max(SPEED[0] / self._count**0.5, SPEED[1])
+        # The rate of weights over so many points that need not know for how long (Cesa-Bianchi and Lugosi, 2006).
+        speed = math.sqrt(8 * math.log(len(over)) / self._count)
         self._logs += speed * np.maximum(over, -1.0)
         self._logs -= self._logs.max()
         self.weights = np.exp(self._logs)

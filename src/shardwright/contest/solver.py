@@ -18,7 +18,7 @@ from shardwright.contest.order import order_of, relaid, reordered
 from shardwright.planner.solve.wide.compact import Compact, compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
 from shardwright.planner.solve.wide.dual import PATIENCE, SLIGHT, Dual, tolerance
-from shardwright.planner.solve.wide.net import BIG, FEW, net_of
+from shardwright.planner.solve.wide.net import BIG, FEW, WORK, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import MOST_NODES, room_of
 
@@ -26,7 +26,6 @@ FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before a
 # Of what is left of the budget, bounding goes on until the first share is used up, searching until the second; a proof
 # has as much as the first search.
 TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.68))
-PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +41,12 @@ class Standing:
 class WideSolution:
     """A strategy per node and its cost, and the bound that no solution can go below.
 
-    ``is_within`` is false when nothing was found that keeps the memory limit; ``is_impossible`` says
-    that no choice is allowed and keeps it, proved.
+    ``is_impossible`` says that no choice is allowed and keeps the memory limit, proved.
     """
 
     choice: Ints
     cost: float
     bound: float
-    is_within: bool
     is_impossible: bool = False
 
     @property
@@ -205,7 +202,7 @@ class _Run:
         dual.advance(self.cost)
         count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
         cells = int(count[self.problem.ends].prod(axis=1).sum())
-        if cells > PROOF_CELLS:
+        if cells > WORK:
             return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
@@ -273,15 +270,8 @@ class _Run:
         bound = self.smaller.constant + min(_whole(self.bound), self.cost)
         if not self.problem.num_nodes:
             bound = self.smaller.constant
-        within = bool(self.original.profile(choice).max(initial=0.0) <= self.original.limit)
         cost = self.original.evaluate(choice)
-        return WideSolution(
-            choice=choice,
-            cost=cost,
-            bound=bound,
-            is_within=within,
-            is_impossible=self.is_impossible,
-        )
+        return WideSolution(choice=choice, cost=cost, bound=bound, is_impossible=self.is_impossible)
 
 
 class _Pace:

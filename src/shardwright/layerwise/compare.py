@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from shardwright.core.profile import PipelinePlan, PipelineStage, PipelineStudy
-from shardwright.core.schedules import SCHEDULES, ScheduleKind
+from shardwright.core.schedules import SCHEDULES, ScheduleKind, in_flight
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.bapipe import plan_bapipe
 from shardwright.layerwise.exact import plan_exact
@@ -27,7 +27,7 @@ from shardwright.layerwise.problem import (
     all_reduce,
     measure,
 )
-from shardwright.planner.schedule import Replay, StageTimes, pipeline_order, replay, side_by_side
+from shardwright.planner.schedule import Action, Line, Replay, StageTimes, pipeline_order, replay
 
 ROUNDING = 1e-9  # of sums in another order
 
@@ -55,6 +55,25 @@ def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
     replicas = [stage.num_replicas for stage in plan.stages]
     found = step_of(plan.schedule, stages, replicas, problem.microbatches)
     return dataclasses.replace(plan, simulated_seconds=found.seconds, timeline=bars(found))
+
+
+def side_by_side(
+    schedule: str, replicas: Sequence[int], num_microbatches: int
+) -> tuple[tuple[Line, ...], tuple[int, ...], dict[Action, tuple[Action, ...]]]:
+    """Return lines of forwards and of backwards, two to a device, the device of each, and which
+    backward every forward waits for, since a device holds no more than the table says (FBP-AS)."""
+    lines, devices, after = list[Line](), list[int](), dict[Action, tuple[Action, ...]]()
+    for stage, count in enumerate(replicas):
+        behind = (sum(replicas[stage:]) - 1) // count
+        for replica in range(count):
+            mine = range(replica, num_microbatches, count)
+            held = in_flight(schedule, behind, len(mine))
+            for phase in ("F", "B"):
+                lines.append(tuple(Action(stage, phase, m) for m in mine))
+                devices.append(sum(replicas[:stage]) + replica)
+            for first, later in zip(mine, mine[held:], strict=False):
+                after[Action(stage, "F", later)] = (Action(stage, "B", first),)
+    return tuple(lines), tuple(devices), after
 
 
 def step_of(

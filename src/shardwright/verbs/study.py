@@ -235,7 +235,7 @@ class _Solver:
     @property
     def rivals(self) -> tuple[Strategy, ...]:
         """A device alone, where a search found that it might be as fast as what it chose."""
-        return (self.last.alone,) if self.last and self.last.alone else ()
+        return self.last.alone if self.last else ()
 
     def context(self, costs: CostTable) -> Context:
         """Return what was planned at these costs, with what the last search knows of it."""

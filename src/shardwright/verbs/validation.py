@@ -17,14 +17,18 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
-from shardwright.planner.cost import with_alternate_products, with_copies_again
 from shardwright.planner.judge.ties import half_width
 from shardwright.planner.search import Context, as_strategy, evaluate_closely
-from shardwright.planner.space import Seed, even_stages, single_sync
+from shardwright.planner.space import Seed, single_sync
 from shardwright.report.accuracy import validation
 from shardwright.verbs.completed import completed
 from shardwright.verbs.dimensions import Inexpressible, decoder_of, is_no
 from shardwright.verbs.expression import Expression, express
+from shardwright.verbs.frameworks import (
+    even_stages,
+    with_alternate_products,
+    with_copies_again,
+)
 from shardwright.verbs.reading import Reading, read, reading_of
 from shardwright.verbs.request import Watch
 

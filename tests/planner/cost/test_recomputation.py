@@ -10,11 +10,11 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.planner.cost.derivatives import base_kind
 from shardwright.planner.cost.recomputation import (
     recomputed_operators,
-    with_alternate_products,
     with_recomputation,
 )
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.verbs.frameworks import with_alternate_products
 from tests import zoo
 from tests.planner.lower.test_lower import transformer_like
 

@@ -17,6 +17,7 @@ from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import KEPT, Weights
 from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
+from shardwright.planner.solve.factors import FactorGraph
 from shardwright.planner.solve.frontier import hull
 from tests.planner.model.oracle import Additive
 from tests.planner.search.models import begun, cluster, images, mlp, residual, squares
@@ -40,9 +41,8 @@ def weigh(columns: list[float]) -> tuple[float, float]:
     return seconds + once + WEIGHTS.synced * sync, kept + flight
 
 
-def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
+def pinned(graph: FactorGraph, choices: dict[int, int]) -> tuple[float, float]:
     """Return the cost of fixed choices with the cheapest copies."""
-    graph = problem.factor_graph(WEIGHTS)
     allowed = [
         np.array([choices[variable]]) if variable in choices else np.arange(size)
         for variable, size in enumerate(graph.sizes)
@@ -59,7 +59,7 @@ def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microba
     problem = problem_of(graph, sizes, microbatches)
     ties, rng = problem.context.facts.ties, random.Random(3)
     oracle = Additive(problem.context, problem.mesh, microbatches)
-    finite = 0
+    tables, finite = problem.factor_graph(WEIGHTS), 0
     for _ in range(60):
         config = {root: rng.randrange(len(problem.domains[root])) for root in problem.roots}
         level = {tensor: rng.randrange(num_levels(problem, tensor)) for tensor in problem.level_of}
@@ -71,7 +71,7 @@ def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microba
         tied = {t: level[_root_parameter(problem, t)] for t in graph.parameters}
         modes = {b: problem.modes[on] for lead, on in again.items() for b in ties.classes[lead]}
         seconds, memory = weigh(oracle.cost(dims, tied, modes))
-        found = pinned(problem, choices)
+        found = pinned(tables, choices)
         assert found[0] == pytest.approx(seconds, rel=1e-9)
         if math.isfinite(seconds):
             finite += 1

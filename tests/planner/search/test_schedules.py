@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.core.schedules import NamedSchedule
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
+from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.arrangements import Arrangement, Shape
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
@@ -36,6 +37,7 @@ NEAR = cluster(1, 2, flops=1e9, near=1e10)
 FAR = cluster(2, 1, flops=1e9, far=2e6)
 
 
+@cache
 def pipeline(where, microbatches: int) -> tuple[Context, Candidate]:
     """The fastest pipeline of two stages in the additive model."""
     context = Context.of(GRAPH, where, CostTable(), Training())
@@ -148,7 +150,7 @@ def test_what_an_arrangement_takes_at_least_is_true_of_every_cut(chunks: int) ->
     context = Context.of(residual(batch=8, width=64, depth=5), NEAR, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
     explored = explore(context, arrangement, math.inf, math.inf, math.inf)
-    least = explored.bound.seconds(chunks)
+    judge, least = Incremental(context).evaluate, explored.bound.seconds(chunks)
     blocks = len(context.facts.ties.ranges)
     orders: tuple[NamedSchedule, ...] = ("interleaved", "looped-bfs")
     if chunks == 1:
@@ -159,7 +161,7 @@ def test_what_an_arrangement_takes_at_least_is_true_of_every_cut(chunks: int) ->
             for order in orders:
                 other = replace(arrangement, schedule=order)
                 cut = replace(found, starts=(0, *starts), arrangement=other)
-                fastest = min(fastest, judged(context, cut).seconds)
+                fastest = min(fastest, judge(to_strategy(context, cut)).seconds)
     assert 0.5 * fastest < least <= fastest
 
 
@@ -169,12 +171,13 @@ def test_what_devices_must_keep_bounds_every_cut_into_chunks_that_fits() -> None
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
     explored = explore(context, arrangement, math.inf, math.inf, math.inf)
     blocks = len(context.facts.ties.ranges)
-    found: list[tuple[float, float]] = []
+    judge, found = Incremental(context).evaluate, list[tuple[float, float]]()
     for candidate in explored.candidates:
         for starts in itertools.combinations(range(1, blocks), 3):
             for order in ("interleaved", "looped-bfs"):
                 other = replace(arrangement, schedule=order)
-                one = judged(context, replace(candidate, starts=(0, *starts), arrangement=other))
+                cut = replace(candidate, starts=(0, *starts), arrangement=other)
+                one = judge(to_strategy(context, cut))
                 found.append((one.bytes, one.seconds))
     found.sort()
     problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)

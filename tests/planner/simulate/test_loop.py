@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from shardwright.core.cluster import Link
 from shardwright.core.costs import CostTable
 from shardwright.core.decoder import Decoder
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy
 from shardwright.files.clusterfile import parse_cluster
@@ -72,15 +74,18 @@ def ends_of_steps(program: Program, seconds: np.ndarray, steps: int = 3) -> list
     return found
 
 
+@cache
+def decoder(layers: int) -> OperatorGraph:
+    return capture_decoder(replace(SHAPE, layers=layers), 16, "bfloat16")
+
+
 def lowered(seed: Seed, gigabits: float, layers: int = 6) -> tuple[Context, Strategy]:
     cluster = parse_cluster("2x4xA100")
     wire = Link(latency=5e-6, bandwidth=gigabits * 1e9 / 8)
     switches = [one if one.link is None else replace(one, link=wire) for one in cluster.switches]
     cluster = replace(cluster, switches=tuple(switches))
-    graph = capture_decoder(replace(SHAPE, layers=layers), 16, "bfloat16")
-    context = Context.of(
-        graph, cluster, CostTable(), Training(precision="bfloat16", recompute="none")
-    )
+    training = Training(precision="bfloat16", recompute="none")
+    context = Context.of(decoder(layers), cluster, CostTable(), training)
     return context, as_strategy(context, seed)
 
 

@@ -7,15 +7,11 @@ and ``lower`` describe; it chooses nothing.
 from shardwright.planner.cost.collective import collective_seconds
 from shardwright.planner.cost.compute import operator_cost
 from shardwright.planner.cost.price import Prices, price
-from shardwright.planner.cost.recomputation import (
-    with_alternate_products,
-    with_copies_again,
-)
 from shardwright.planner.cost.roofline import Rates
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.table import build_costs
 
 __all__ = [
     "Prices", "Rates", "ShardPrices", "build_costs", "collective_seconds", "operator_cost",
-    "price", "with_alternate_products", "with_copies_again",
+    "price",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 
 from shardwright.core.cluster import Cluster, Link
 from shardwright.core.costs import ADD, Cost, CostTable, collective_key, link_label
@@ -125,7 +126,8 @@ def interpolate(points: Points, num_bytes: float) -> Cost:
     One straight line is not enough: algorithms switch with size (dag_model.md section 6).
     """
     sizes = [point[0] for point in points]
-    seconds = _never_falling([point[1] for point in points])
+    # Noise must not make a larger message cheaper.
+    seconds = list(accumulate([point[1] for point in points], max))
     spreads = [point[2] for point in points]
     place = bisect_left(sizes, num_bytes)
     if place == 0:
@@ -156,16 +158,6 @@ def on_the_wire(points: Points, num_bytes: float) -> Cost:
         return cost
     spread = cost.spread * least / cost.seconds if cost.seconds else cost.spread
     return Cost(seconds=least, spread=spread, source=cost.source)
-
-
-def _never_falling(seconds: list[float]) -> list[float]:
-    """Return the running maximum: noise must not make a larger message cheaper."""
-    highest = 0.0
-    risen: list[float] = []
-    for value in seconds:
-        highest = max(highest, value)
-        risen.append(highest)
-    return risen
 
 
 def _local_copy(num_bytes: float, cluster: Cluster, device: int, table: CostTable) -> Cost:

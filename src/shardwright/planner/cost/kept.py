@@ -17,6 +17,7 @@ Dropout: ``marks`` keeps one byte per element, as on CUDA, not a factor.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import cast
 
 from shardwright.core.graph import Operator, OperatorGraph
@@ -85,6 +86,9 @@ KEEPS_POSITIONS = {
     "index": (1, 2, 3), "scatter": (1,), "scatter_add": (1,),
     "index_add": (1, 2), "index_copy": (1, 2), "index_fill": (1,), "take_along_dim": (1,), "take": (0, 1),
     "addcdiv": (1, 2), "addcmul": (1, 2), "bilinear": (0, 1, 2), "max_unpool2d": (1,),
+    # Image and weight, whichever of them is trained: one formula makes all gradients.
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
+                     "conv_transpose3d"), (0, 1)),
 }  # fmt: skip
 
 # Positions of inputs and outputs that backward needs, by the operator's name.
@@ -101,6 +105,35 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "linalg_svd": ((), (0, 1, 2)), "_linalg_svd": ((), (0, 1, 2)), "linalg_lu_factor_ex": ((), (0, 1)),
     "linalg_solve_triangular": ((0,), (0,)), "native_dropout": ((), (1,)),
     **dict.fromkeys(("scatter_reduce", "index_reduce"), ((0, 1, 2), (0,))),
+}  # fmt: skip
+
+# What is kept of operators that keep something beside operands and results: positions of these, and bytes by those of
+# a number and the shapes of inputs and outputs.
+BESIDE: dict[str, tuple[tuple[int, ...], tuple[int, ...], Callable[[int, Shapes, Shapes], int]]] = {
+    # The difference; of a distance that, and how long it is.
+    "l1_loss": ((), (), lambda size, i, _o: size * max(map(math.prod, i))),
+    "pairwise_distance": ((), (0,), lambda size, i, _o: size * max(map(math.prod, i))),
+    # Log-probabilities, and the targets; the total weight is one number.
+    **dict.fromkeys(
+        ("cross_entropy_loss", "cross_entropy_sum", "token_cross_entropy_sum"),
+        ((1,), (), lambda size, i, _o: size * (math.prod(i[0]) + 1)),
+    ),
+    # Direction, length wanted, length found.
+    "_weight_norm": ((0, 1), (), lambda size, i, _o: size * math.prod(i[1])),
+    # Per sample and channel two statistics and the scale.
+    "instance_norm": ((0,), (), lambda _size, i, _o: 12 * math.prod(i[0][:2])),
+    # A factor for each channel of each sample.
+    "feature_dropout": ((), (), lambda size, i, _o: size * math.prod(i[0][:2])),
+    # A matrix, its factors and pivots, and what came of them.
+    **dict.fromkeys(
+        ("det", "linalg_det", "logdet", "linalg_slogdet", "linalg_solve"),
+        ((0,), (0,), lambda size, i, _o: size * math.prod(i[0]) + 4 * math.prod(i[0][:-1])),
+    ),
+    # What was sorted, whence it came, and of each result the places and numbers on both sides and their weights.
+    **dict.fromkeys(
+        ("quantile", "nanquantile"),
+        ((), (), lambda size, i, o: (size + 8) * math.prod(i[0]) + (3 * size + 16) * math.prod(o[0])),
+    ),
 }  # fmt: skip
 
 PRODUCTS = frozenset({"linear", "linear_blocks", "mm", "bmm", "mul", "inner", "tensordot",
@@ -131,6 +164,9 @@ def saved_tensors(
     if bare in KEPT:
         inputs, outputs = KEPT[bare]
         return tuple(p for p in inputs if p < len(needs)), outputs, _nothing
+    if bare in BESIDE:
+        (inputs, outputs, count), size = BESIDE[bare], number_bytes(graph, operator)
+        return inputs, outputs, lambda i, o: count(size, i, o)
     return _floating(graph, operator.inputs), _floating(graph, operator.outputs), _nothing
 
 
@@ -178,11 +214,6 @@ def _operands(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...
     return tuple(range(len(needs))), (), _nothing
 
 
-def _convolution(_graph: OperatorGraph, _operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """Image and weight, whichever of them is trained: one formula makes all gradients."""
-    return (0, 1), (), _nothing
-
-
 def _spectrum(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     """Real numbers are kept, for their type and lengths; filled up, where more than there are were asked for."""
     if "complex" in graph.tensors[operator.inputs[0]].dtype:
@@ -193,12 +224,6 @@ def _spectrum(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]
         return (0,), (), _nothing
     size = number_bytes(graph, operator)
     return (), (), lambda i, _o: size * math.prod(i[0]) * asked // length
-
-
-def _absolute_loss(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """The difference is kept."""
-    size = number_bytes(graph, operator)
-    return (), (), lambda i, _o: size * max(map(math.prod, i))
 
 
 def _divergence(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
@@ -227,11 +252,6 @@ def _cosine(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) 
     return (0, 1), (), extra
 
 
-def _instance_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """Per sample and channel two statistics and the scale."""
-    return (0,), (), lambda i, _o: 12 * math.prod(i[0][:2])
-
-
 def _matmul(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
     """Matrices that one side has fewer of are copied for each of the other's."""
     left, right = (graph.tensors[tensor].shape for tensor in operator.inputs)
@@ -255,30 +275,6 @@ def _pad(_graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) ->
 def _index_put(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
     """The indices, which lie between what is written to and what is written."""
     return tuple(range(1, len(needs) - 1)), (), _nothing
-
-
-def _distance(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """The difference, and how long it is."""
-    size = number_bytes(graph, operator)
-    return (), (0,), lambda i, _o: size * max(map(math.prod, i))
-
-
-def _quantiles(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """What was sorted, whence it came, and of each result the places and numbers on both sides and their weights."""
-    size = number_bytes(graph, operator)
-    return (), (), lambda i, o: (size + 8) * math.prod(i[0]) + (3 * size + 16) * math.prod(o[0])
-
-
-def _weight_norm(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """Direction, length wanted, length found."""
-    size = number_bytes(graph, operator)
-    return (0, 1), (), lambda i, _o: size * math.prod(i[1])
-
-
-def _factorised(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """A matrix, its factors and pivots, and what came of them."""
-    size = number_bytes(graph, operator)
-    return (0,), (0,), lambda i, _o: size * math.prod(i[0]) + 4 * math.prod(i[0][:-1])
 
 
 def _bags(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
@@ -361,18 +357,6 @@ def _dropout(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...])
     return (), (), lambda i, _o: size * math.prod(i[0])
 
 
-def _feature_dropout(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """A factor for each channel of each sample."""
-    size = number_bytes(graph, operator)
-    return (), (), lambda i, _o: size * math.prod(i[0][:2])
-
-
-def _cross_entropy(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    """The log-probabilities are kept, and the targets; the total weight is one number."""
-    size = number_bytes(graph, operator)
-    return (1,), (), lambda i, _o: size * (math.prod(i[0]) + 1)
-
-
 def _nll(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
     size = number_bytes(graph, operator)
     return tuple(range(len(needs))), (), lambda _i, _o: size
@@ -425,20 +409,16 @@ SPECIAL: dict[str, Rule] = {
                      "max_pool3d_with_indices", "adaptive_max_pool1d", "adaptive_max_pool2d",
                      "adaptive_max_pool3d"), _max_pool),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _global_pool),
-    **dict.fromkeys(("cross_entropy_loss", "cross_entropy_sum", "token_cross_entropy_sum"), _cross_entropy),
     **dict.fromkeys(("nll_loss", "nll_sum", "nll_loss_nd"), _nll),
     **dict.fromkeys((*RECURRENCES, "packed_recurrence"), kept_of_layers),
     **dict.fromkeys(("dropout", "alpha_dropout"), _dropout),
     **dict.fromkeys(("layer_norm", "native_layer_norm"), _normalised(2)),
     **dict.fromkeys(("rms_norm", "_fused_rms_norm"), _normalised(1)),
-    **dict.fromkeys(("det", "linalg_det", "logdet", "linalg_slogdet", "linalg_solve"), _factorised),
     **dict.fromkeys(("fmod", "remainder"), _unless_scalar(2)), "lerp": _unless_scalar(3),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
-                     "conv_transpose3d"), _convolution),
-    "feature_dropout": _feature_dropout, "div": _div, "pow": _power, "group_norm": _group_norm, "batch_norm": _batch_norm,
-    "instance_norm": _instance_norm, "scaled_dot_product_attention": _attention,
-    "vocabulary_cross_entropy_sum": _vocabulary_loss, "l1_loss": _absolute_loss, "log_sigmoid": _log_sigmoid,
+    "div": _div, "pow": _power, "group_norm": _group_norm, "batch_norm": _batch_norm,
+    "scaled_dot_product_attention": _attention,
+    "vocabulary_cross_entropy_sum": _vocabulary_loss, "log_sigmoid": _log_sigmoid,
     "cosine_similarity": _cosine, "gru_cell": kept_of_cell(6), "lstm_cell": kept_of_cell(5), "embedding_bags": _bags,
-    "matmul": _matmul, "pad": _pad, "index_put": _index_put, "pairwise_distance": _distance, "_weight_norm": _weight_norm,
-    "einsum": kept_of_einsum, "kl_div": _divergence, "quantile": _quantiles, "nanquantile": _quantiles, OPAQUE: _opaque,
+    "matmul": _matmul, "pad": _pad, "index_put": _index_put,
+    "einsum": kept_of_einsum, "kl_div": _divergence, OPAQUE: _opaque,
 }  # fmt: skip

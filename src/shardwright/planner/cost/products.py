@@ -50,18 +50,9 @@ def _matmul(inputs: Shapes, outputs: Shapes, _: str) -> Product:
     return Product(out / max(rows * columns, 1), rows, columns, reduced)
 
 
-def _after_first(rule: Callable[[Shapes, Shapes, str], Product]) -> Rule:
-    """A product whose first operand is only added."""
-
-    def added(inputs: Shapes, outputs: Shapes, equation: str) -> Product:
-        return rule(inputs[1:], outputs, equation)
-
-    return added
-
-
 def _summed(inputs: Shapes, _: Shapes, __: str) -> Product:
-    batch, rows, reduced = inputs[1]
-    return Product(batch, rows, inputs[2][-1], reduced)
+    batch, rows, reduced = inputs[0]
+    return Product(batch, rows, inputs[1][-1], reduced)
 
 
 def _grouped(inputs: Shapes, outputs: Shapes, _: str) -> Product:
@@ -157,8 +148,8 @@ Rule = Callable[[Shapes, Shapes, str], Product | None]
 MATMUL: dict[str, Rule] = {
     "linear": _linear, "linear_blocks": _linear_blocks, "matmul": _matmul, "mm": _matmul,
     "bmm": _matmul, "mv": _matmul, "dot": _matmul, "vdot": _matmul, "_scaled_mm": _matmul,
-    "_int_mm": _matmul, "addmm": _after_first(_matmul), "baddbmm": _after_first(_matmul),
-    "addmv": _after_first(_matmul), "addbmm": _summed, "einsum": _einsum,
+    "_int_mm": _matmul, "addmm": _matmul, "baddbmm": _matmul,
+    "addmv": _matmul, "addbmm": _summed, "einsum": _einsum,
     "inner": _einsum, "tensordot": _einsum,
     "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped, "grouped_mm_fallback": _grouped,
     "grouped_product": _grouped,
@@ -202,6 +193,8 @@ def product_of(
     rule = PRODUCTS.get(kind)
     if rule is None or not outputs or not inputs:
         return None
+    if kind in ADDED_FIRST:
+        inputs = inputs[1:]
     if is_transposed and kind in CONVOLUTION:
         rule = _transposed
     return rule(inputs, outputs, equation)

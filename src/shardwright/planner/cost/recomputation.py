@@ -36,7 +36,6 @@ CHEAP = (
 )  # fmt: skip
 SOFTMAX = frozenset({"softmax", "_softmax"})
 SCORES = frozenset({"matmul", "bmm", "einsum", "baddbmm"})
-PRODUCTS = frozenset({"linear", "addmm", "mm"})
 
 
 def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputation) -> Strategy:
@@ -50,25 +49,6 @@ def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputa
     return replace(
         strategy, recompute=(), recompute_operators=tuple(sorted(again)), reshard_again=copies
     )
-
-
-def with_alternate_products(graph: OperatorGraph, strategy: Strategy) -> Strategy:
-    """Return the strategy recomputing in every repeated block all but fused attention and its first,
-    third, fifth product and so on: torchtitan's selective activation checkpointing by operator."""
-    again: list[int] = []
-    for number in repeated_blocks(graph):
-        inside = range(graph.blocks[number].start, graph.blocks[number].stop)
-        kinds = {index: base_kind(graph.operators[index].kind) for index in inside}
-        kept = {index for index in inside if kinds[index] == "scaled_dot_product_attention"}
-        kept.update([index for index in inside if kinds[index] in PRODUCTS][::2])
-        again += [index for index in inside if index not in kept]
-    return replace(strategy, recompute=(), recompute_operators=tuple(again))
-
-
-def with_copies_again(graph: OperatorGraph, strategy: Strategy) -> Strategy:
-    """Return the strategy sending again, before backward, what repeated blocks keep in another layout."""
-    inside = set(graph.operators_of(repeated_blocks(graph)))
-    return replace(strategy, reshard_again=copies_kept(graph, inside))
 
 
 def copies_kept(graph: OperatorGraph, readers: Container[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from shardwright.core.schedules import SCHEDULES, Schedule, in_flight
+from shardwright.core.schedules import SCHEDULES, Schedule
 from shardwright.planner.schedule.folded import folded_order
 from shardwright.planner.schedule.pipeline import Action, Crews, Line, Phase, alone, halved, merges
 from shardwright.planner.schedule.play import with_weights_late
@@ -95,25 +95,6 @@ def _by_chunks(
     if not entry.splits:
         return whole
     return with_weights_late([halved(line) for line in whole], num_stages, num_microbatches, crews)
-
-
-def side_by_side(
-    schedule: str, replicas: Sequence[int], num_microbatches: int
-) -> tuple[tuple[Line, ...], tuple[int, ...], dict[Action, tuple[Action, ...]]]:
-    """Return lines of forwards and of backwards, two to a device, the device of each, and which
-    backward every forward waits for, since a device holds no more than the table says (FBP-AS)."""
-    lines, devices, after = list[Line](), list[int](), dict[Action, tuple[Action, ...]]()
-    for stage, count in enumerate(replicas):
-        behind = (sum(replicas[stage:]) - 1) // count
-        for replica in range(count):
-            mine = range(replica, num_microbatches, count)
-            held = in_flight(schedule, behind, len(mine))
-            for phase in ("F", "B"):
-                lines.append(tuple(Action(stage, phase, m) for m in mine))
-                devices.append(sum(replicas[:stage]) + replica)
-            for first, later in zip(mine, mine[held:], strict=False):
-                after[Action(stage, "F", later)] = (Action(stage, "B", first),)
-    return tuple(lines), tuple(devices), after
 
 
 def alternated(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> Line:

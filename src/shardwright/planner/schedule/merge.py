@@ -29,12 +29,11 @@ def merge_gradients(
     method: MergeMethod = "optimal",
     *,
     queued: Cost | None = None,
-    start_seconds: float = 0.0,
 ) -> Buckets:
     """Return buckets of consecutive gradient indices, in the order in which they are sent.
 
     ``cost`` gives the seconds of messages, each from its bytes, ``queued`` (the optimal plan heeds it) what those
-    take that wait for the one before; ``start_seconds`` is when the channel is first free. A gradient counts as ready no earlier than those before it. Methods:
+    take that wait for the one before. A gradient counts as ready no earlier than those before it. Methods:
 
     * ``optimal``: the earliest possible finish of the last message, exactly, for any cost; of
       equally good plans one with long last buckets (fewer messages);
@@ -44,9 +43,9 @@ def merge_gradients(
     ready, sizes = _checked(ready_seconds, sizes_bytes)
     count = len(sizes)
     if method == "optimal":
-        return _merge_optimally(ready, sizes, cost, queued or cost, start_seconds)
+        return _merge_optimally(ready, sizes, cost, queued or cost)
     if method == "mgwfbp":
-        return _merge_by_rule(ready, sizes, cost, start_seconds)
+        return _merge_by_rule(ready, sizes, cost)
     if method == "wfbp":
         return tuple((index,) for index in range(count))
     if method == "single":
@@ -63,11 +62,10 @@ def finish_time(
     cost: Cost,
     *,
     queued: Cost | None = None,
-    start_seconds: float = 0.0,
 ) -> float:
     """Return when the last bucket has been sent; see ``merge_gradients``."""
     ready, sizes = _checked(ready_seconds, sizes_bytes)
-    free = start_seconds
+    free = 0.0
     for bucket in buckets:
         size = sum(sizes[bucket[0] : bucket[-1] + 1])
         behind = _alone(queued or cost, size)
@@ -90,18 +88,16 @@ def _checked(
     return ready, [float(value) for value in sizes_bytes]
 
 
-def _merge_optimally(
-    ready: list[float], sizes: list[float], cost: Cost, queued: Cost, start: float
-) -> Buckets:
+def _merge_optimally(ready: list[float], sizes: list[float], cost: Cost, queued: Cost) -> Buckets:
     """Find the earliest finish by dynamic programming.
 
-    F(j) = min over i < j of max(F(i) + Q(S_j - S_i), R(j) + T(S_j - S_i)) for the first j gradients, F(0) = start,
+    F(j) = min over i < j of max(F(i) + Q(S_j - S_i), R(j) + T(S_j - S_i)) for the first j gradients, F(0) = 0,
     S prefix bytes, Q the cost of messages that wait. Finishing earlier never hurts what follows, so one number per
     prefix is enough. O(L^2) steps.
     """
     count = len(sizes)
     prefix = np.concatenate([[0.0], np.cumsum(sizes)])
-    finish = np.full(count + 1, start)
+    finish = np.zeros(count + 1)
     first = [0] * (count + 1)
     for j in range(1, count + 1):
         spans = prefix[j] - prefix[:j]
@@ -116,7 +112,7 @@ def _merge_optimally(
     return tuple(reversed(buckets))
 
 
-def _merge_by_rule(ready: list[float], sizes: list[float], cost: Cost, start: float) -> Buckets:
+def _merge_by_rule(ready: list[float], sizes: list[float], cost: Cost) -> Buckets:
     """Merge a gradient into the next iff ready(next) - send_start < a (Shi, Chu, Li, INFOCOM 2019).
 
     ``send_start`` is when the open bucket could leave if closed now; ``a`` is the latency one
@@ -126,7 +122,7 @@ def _merge_by_rule(ready: list[float], sizes: list[float], cost: Cost, start: fl
     latency = _latency(sizes, cost)
     buckets: list[tuple[int, ...]] = []
     bucket: list[int] = []
-    free = start
+    free = 0.0
     for index, time in enumerate(ready):
         bucket.append(index)
         send_start = max(free, time)

@@ -22,7 +22,7 @@ from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.judge.actions import searched
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.facts import local_shapes
+from shardwright.planner.model.domains import work_seconds
 from shardwright.planner.schedule import order_of
 from shardwright.planner.search.labels import named_grid, placed_by, with_wire
 from shardwright.planner.search.namedlate import asynchronous
@@ -141,11 +141,12 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
     weights = context.facts.folder.weights(strategy)
     total = _update(context, strategy, dict(weights))
     for index, times in weights:
-        dims = strategy.configs[index].dims
         count = 1 if context.facts.is_once(index) else pieces
-        local = local_shapes(context.facts, index, dims, sizes, count)
-        work = context.prices.seconds(index, *local)
-        total += times * count * (work.forward + work.backward)
+        total += (
+            times
+            * count
+            * work_seconds(context, index, strategy.configs[index].dims, sizes, pieces)
+        )
         for axes, cost in _carried(context, strategy, index, seen):
             links[axes] = links.get(axes, 0.0) + cost * pieces * times
     return total + max(links.values(), default=0.0)

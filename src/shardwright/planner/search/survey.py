@@ -97,18 +97,18 @@ class Survey:
         return tuple(found)
 
     @cached_property
-    def alone(self) -> Strategy | None:
-        """The first device alone, with no messages at all; None where that is illegal, does not fit or is
+    def alone(self) -> tuple[Strategy, ...]:
+        """The first device alone, with no messages at all; nothing where that is illegal, does not fit or is
         slower than what is chosen by twice what models of operators are off by."""
         most = (1 + 2 * MODEL_SPREAD) * self.frontier.best.predicted.step_seconds
         if self.context.num_devices == 1 or self.context.prices.serial_seconds > most:
-            return None
+            return ()
         try:
             strategy = as_strategy(self.context.on(1), Seed())
             fits = self.weighed(strategy).bytes <= self.room
         except ValueError:
-            return None
-        return strategy if fits else None
+            return ()
+        return (strategy,) if fits else ()
 
     def fastest(self, count: int) -> tuple[Plan, ...]:
         """Return the plans predicted fastest, one for each name; refinement is no other name."""
@@ -141,7 +141,7 @@ class Survey:
         """Return what fits, plain data parallelism and a device alone, the best objective first."""
         pool = [*self.findings.fitting]
         known = {evaluation.strategy for evaluation in pool}
-        wanted = [*(one.strategy for one in self.plain), *([self.alone] if self.alone else [])]
+        wanted = [*(one.strategy for one in self.plain), *self.alone]
         pool += [self.weighed(one) for one in wanted if one not in known]
         return sorted(pool, key=lambda one: one.objective)
 

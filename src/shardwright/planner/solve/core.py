@@ -22,7 +22,7 @@ from shardwright.planner.solve.buckets import MAX_CELLS, Floats, Scope, join, ne
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import PATIENCE, WARM_UP, Dual
+from shardwright.planner.solve.wide.dual import PATIENCE, Dual
 from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
@@ -175,7 +175,7 @@ def minimise(
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
         _advance(dual, min(best, limit), stopped if not turn else lambda: False)
-        *_, proposal = dual.propose(WARM_UP)  # the one on which the messages have settled
+        *_, proposal = dual.propose(FEW)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
         descent.round(0.0, REGION_NODES)
         cost = capped_cost(own, descent.choice)

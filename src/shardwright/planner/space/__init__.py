@@ -20,7 +20,7 @@ from shardwright.planner.space.placement import (
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.rules import has_rule, iterate
 from shardwright.planner.space.samples import find_samples
-from shardwright.planner.space.seeds import Seed, even_stages, seed_strategy, single_sync
+from shardwright.planner.space.seeds import Seed, seed_strategy, single_sync
 
 __all__ = [
     "ModulePart",
@@ -30,7 +30,6 @@ __all__ = [
     "carry_over",
     "check_strategy",
     "choices",
-    "even_stages",
     "find_samples",
     "has_rule",
     "iterate",

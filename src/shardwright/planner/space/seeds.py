@@ -44,8 +44,6 @@ class TooFewBlocks(ValueError):
 # Sizes of buckets as torch's DistributedDataParallel has them.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
-# Which ends of a model count as a block where stages have equally many: none, the last, both.
-EVEN_WITH = ((0, 0), (0, 1), (1, 1))
 # Axes beside that of data which may split experts.
 BesideData = tuple[Literal["context", "tensor"], ...]
 
@@ -322,28 +320,6 @@ def balanced_stages(graph: OperatorGraph, stages: int) -> list[int]:
             stage = 0
         result += [stage] * (block.stop - block.start)
         done += flops[number]
-    return result
-
-
-def even_stages(graph: OperatorGraph, stages: int) -> list[int] | None:
-    """Cut the repeated blocks into stages of equally many, whatever the ends of the model take: one
-    stage number per operator. Where what comes before and behind them makes the number even, each
-    counts as a block. None where neither is.
-
-    So frameworks cut; nothing is gained by it.
-    """
-    repeated = repeated_blocks(graph)
-    if stages < 2 or not repeated:
-        return None
-    first, last = repeated[0], repeated[-1]
-    padding = next((pad for pad in EVEN_WITH if (len(repeated) + sum(pad)) % stages == 0), None)
-    if padding is None:
-        return None
-    each = (len(repeated) + sum(padding)) // stages
-    result: list[int] = []
-    for number, block in enumerate(graph.blocks):
-        place = min(max(number, first), last) - first + padding[0]
-        result += [place // each] * (block.stop - block.start)
     return result
 
 

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -284,7 +285,7 @@ def _sort_of(cls: Any, leaves: Sequence[Any], given: Any) -> tuple[str, tuple[in
     """Return the first word of its operator's kind, and which tensors' rows are computed each by itself."""
     if _is_pointwise(cls, leaves, given):
         return ("pointwise" if _is_linear(cls, leaves, given) else "bent"), ()
-    if cls.__module__.startswith("shardwright.") or not _are_few(leaves):
+    if not _are_few(leaves):
         return "opaque", ()
     for high in (2, 1):  # numbers that are places of what is only one stay 0
         with contextlib.suppress(Exception):  # whatever it wants of its arguments
@@ -313,10 +314,8 @@ def _drawn(cls: Any, leaves: Sequence[Any], given: Any, high: int) -> Given:
         few = list(one.shape)
         if one.shape[:1] == count:
             few[:1] = [min(FEW, size) for size in count]
-        drawn = torch.randn(few, generator=numbers)
-        if not one.is_floating_point():
-            drawn = torch.randint(high, few, generator=numbers)
-        tensors.append(drawn.to(one.dtype))
+        draw = torch.randn if one.is_floating_point() else partial(torch.randint, high)
+        tensors.append(draw(few, generator=numbers).to(one.dtype))
     places = iter(tensors)
     filled = [next(places) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     every, spec = pytree.tree_flatten((tuple(pytree.tree_unflatten(filled, given)), {}))

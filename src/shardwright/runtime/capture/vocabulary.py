@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.runtime.capture.applied import run_function
+
 # Classes are never split into more pieces than there are blocks.
 MOST_BLOCKS = 32
 # Below so many classes the scores are too small to be worth two operators.
@@ -87,9 +89,10 @@ def vocabulary_cross_entropy_sum(
     ``input`` holds the scores ``.. c`` of the classes from ``offset`` on, out of ``classes``;
     ``target``, ``blocks`` (see ``vocabulary_logsumexp``) and class weights are whole. Shares add up.
     """
-    return _VocabularyLoss.apply(
-        input, target, blocks, weight, ignore_index, label_smoothing, classes, offset
-    )  # type: ignore[no-any-return]
+    return run_function(  # type: ignore[no-any-return]
+        _VocabularyLoss,
+        input, target, blocks, weight, ignore_index, label_smoothing, classes, offset,
+    )  # fmt: skip
 
 
 def whole_cross_entropy_sum(
@@ -106,7 +109,9 @@ def whole_cross_entropy_sum(
     Stands for ``vocabulary_cross_entropy_sum``, whose arguments it has. Scores are kept, not what is made of them:
     backward makes a softmax where the gradient comes to lie, and both go over rows that fit a cache.
     """
-    return _WholeLoss.apply(input, target, weight, ignore_index, label_smoothing)  # type: ignore[no-any-return]
+    return run_function(  # type: ignore[no-any-return]
+        _WholeLoss, input, target, weight, ignore_index, label_smoothing
+    )
 
 
 def unmade_logsumexp(input: Tensor, width: int) -> Tensor:

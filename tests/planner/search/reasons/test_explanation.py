@@ -34,6 +34,7 @@ GRAPH = residual(batch=16, width=32, depth=1, classes=16)
 MACHINE = cluster(2, 2, flops=1e10, near=1e9, far=1e8)
 
 
+@functools.cache
 def context(machine: Cluster = MACHINE) -> Context:
     return Context.of(GRAPH, machine, CostTable(), Training())
 

@@ -78,7 +78,7 @@ def test_a_limit_that_no_fractional_choice_keeps_is_proved_too_low():
 def test_something_legal_is_looked_for_though_getting_ready_took_its_share_of_the_time():
     problem = wide_problem(planted("knapsack", 1).problem)
     found = solve(problem, lambda count: 0.3 if count < 5 else 1.0)
-    assert found.is_within
+    assert peak(problem, found.choice) <= problem.limit
     assert np.isfinite(found.cost)
 
 

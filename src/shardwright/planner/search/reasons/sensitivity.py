@@ -94,13 +94,9 @@ def _charged(graph: FactorGraph, place: Decoded, variables: set[int], fee: float
 def byte_price(graph: FactorGraph, room: float) -> float:
     """Return the seconds that a byte is worth at ``room`` bytes: the slope of the hull there."""
     curve = hull(Elimination.of(graph), CANDIDATES // 2, room)
-    pairs = zip(curve.points, curve.points[1:], strict=False)
-    around = [pair for pair in pairs if pair[1].bytes <= room < pair[0].bytes]
-    if around:
-        return slope(*around[0])
     if len(curve.points) > 1 and room < curve.points[-1].bytes:
-        return slope(curve.points[-2], curve.points[-1])
-    return 0.0
+        return slope(*curve.points[-2:])
+    return curve.price(room)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

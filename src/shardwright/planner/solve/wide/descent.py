@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.planner.solve.wide.neighbourhood import BUMP, Manner, improve, search_of
-from shardwright.planner.solve.wide.net import BIG, WORK, Net
+from shardwright.planner.solve.wide.net import BIG, FEW, WORK, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
-from shardwright.planner.solve.wide.region import Room
+from shardwright.planner.solve.wide.region import MOST_NODES, Room
 
-REGION_NODES = 500  # at most, where many moves are better than wide ones
+REGION_NODES = MOST_NODES // FEW  # at most, where many moves are better than wide ones
 REGION_CELLS = (
     20_000  # of a table in a region at most; of at least two edges' tables as they are on average
 )

@@ -24,10 +24,6 @@ FIRST_STEP = 0.1  # of Polyak's
 SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried
 PATIENCE = 25  # sweeps without a better bound before steps get smaller, and at fixed prices before a choice is taken
 KEPT = 0.7  # of the last direction in the next, and of steps that gain nothing
-# Where the optimum without a limit is far below that with it, Polyak's steps are far too short: after so many
-# bounds in a row each better by next to nothing (``NEAR``), they grow so many times, and are given up sooner (``FEW``).
-RUN, GROW = 4, 1.2
-WARM_UP = 10  # sweeps in which messages settle, before prices move
 
 
 class Messages:
@@ -80,7 +76,7 @@ class Dual(Messages):
         self.messages[:] = messages
         self.multipliers = self.best_multipliers = multipliers
         self.bound = -np.inf
-        self.num_sweeps = WARM_UP
+        self.num_sweeps = FEW
         self._direction[:] = 0.0
         self._step, self._stale, self._run = FIRST_STEP, 0, 0
 
@@ -90,7 +86,7 @@ class Dual(Messages):
 
     def advance(self, upper: float) -> None:
         """Sweep forth and back once and move the prices. ``upper`` is a known cost, or infinite."""
-        if self.num_sweeps == WARM_UP or upper < self.target:
+        if self.num_sweeps == FEW or upper < self.target:
             self._lower_ceiling(2 * upper if upper < np.inf else 64 * self.target)
         bound = self._sweep(self.multipliers, upper)
         self.num_sweeps += 1
@@ -99,17 +95,19 @@ class Dual(Messages):
         self._note(bound)
         if self._stale >= (PATIENCE if self._step <= FIRST_STEP else FEW):
             self._shorten()
-        elif self.num_sweeps >= WARM_UP:
+        elif self.num_sweeps >= FEW:
             self._move_prices(bound)
 
     def _note(self, bound: float) -> None:
-        """Keep a bound if it is the best; where many in a row are little better, steps grow."""
+        """Keep a bound if it is the best. Where the optimum without a limit is far below that with it, Polyak's steps are
+        far too short: after bounds in a row each better by next to nothing they grow, by what they shrink by else,
+        and are given up sooner."""
         is_slow = bound - self.bound < NEAR * abs(bound)
         self._run = self._run + 1 if bound > self.bound and is_slow else 0
         if bound > self.bound:
             self.bound, self.best_multipliers, self._stale = bound, self.multipliers, 0
-            if self._run >= RUN and self.num_sweeps >= WARM_UP:
-                self._step *= GROW
+            if self._run >= FEW:
+                self._step /= KEPT
 
     def _shorten(self) -> None:
         """Go back to the best prices with shorter steps; where these are tiny, begin again."""

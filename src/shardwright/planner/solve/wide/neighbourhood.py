@@ -26,7 +26,6 @@ from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_regio
 
 BUMP = 2.0  # by what a price grows that was too low
 MOVES = 32  # of a round; twice in it prices follow what is used
-MOST_EDGES = 4  # of a region, and nodes that it passes through, times the nodes it may have
 
 
 class Search(NamedTuple):
@@ -119,7 +118,7 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, part: int, 
     search.frontier[0] = root
     search.stamp[root] = number
     time = _tight_time(net, search, root)
-    most_edges, most_passed = MOST_EDGES * len(room.node), MOST_EDGES * size
+    most_edges, most_passed = FEW * len(room.node), FEW * size
     while count < size and num_edges < most_edges and num_passed < most_passed:
         if taken == waiting or count >= stop:
             if not _jump(net, search, time, taken, waiting):

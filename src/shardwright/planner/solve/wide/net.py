@@ -11,12 +11,13 @@ from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
 # Stands for "forbidden" where sums must stay exact: far above any cost, far below 2**53.
 BIG = 1e15
-# Cells that are looked at in some milliseconds: in a round of moves, and comparing a node's strategies, of which
-# else only the forbidden ones go.
+# Cells that are looked at in some milliseconds: in a round of moves, in a sweep over the edges left open of what
+# branching is tried for, and comparing a node's strategies, of which else only the forbidden ones go.
 WORK = 2_000_000
-# So many tries at most before something else is done: steps that have grown without a better bound, rounds that gain
-# next to nothing, prices that a move may raise, looks for a full time and for a node that lives then, turns of
-# bounding and searching.
+# So many tries before something else is done: sweeps in which messages settle, bounds in a row that are each next to
+# nothing better, steps that have grown without a better bound, rounds that gain next to nothing, prices that a move may
+# raise, looks for a full time and for a node that lives then, nodes passed and edges for each node of a region, turns
+# of bounding and searching.
 FEW = 8
 # What is less than this share off is next to nothing off: a bound from the one before, memory from its limit.
 NEAR = 0.01

@@ -21,7 +21,6 @@ from shardwright.planner.solve.wide.net import Net
 from shardwright.planner.solve.wide.problem import Floats, Ints
 
 MOST_AROUND = 32  # neighbours of a variable while eliminating; one with more keeps its choice
-MOST_SCOPE = 10  # neighbours of a variable when it is eliminated
 MOST_NODES = 4_000  # of a region, as wide as moves make sense; while nothing is legal, half as many
 FREE, GONE, FIXED = range(3)
 
@@ -63,7 +62,8 @@ class Room(NamedTuple):
 
 def room_of(num_nodes: int, num_cells: int) -> Room:
     """Return scratch space for regions of up to that many nodes and table cells."""
-    factors = num_nodes * 12
+    # A region has ``FEW`` edges a node and makes a factor of each node; every variable of a table doubles it at least.
+    factors, widest = num_nodes * 12, int(np.log2(num_cells))
     return Room(
         node=np.zeros(num_nodes, dtype=np.int64),
         size=np.zeros(num_nodes, dtype=np.int64),
@@ -78,16 +78,16 @@ def room_of(num_nodes: int, num_cells: int) -> Room:
         width=np.zeros(factors, dtype=np.int64),
         offset=np.zeros(factors, dtype=np.int64),
         made=np.zeros(factors, dtype=np.int64),
-        scope=np.zeros((factors, MOST_SCOPE), dtype=np.int64),
-        stride=np.zeros((factors, MOST_SCOPE), dtype=np.int64),
+        scope=np.zeros((factors, widest), dtype=np.int64),
+        stride=np.zeros((factors, widest), dtype=np.int64),
         after=np.zeros(factors * 4, dtype=np.int64),
         item=np.zeros(factors * 4, dtype=np.int64),
         cells=np.zeros(num_cells),
         picks=np.zeros(num_cells, dtype=np.int16),
         key=np.zeros(num_nodes * 64),
         holder=np.zeros(num_nodes * 64, dtype=np.int64),
-        bench=tuple(np.zeros(factors * size, np.int64) for size in (1, 1, 1, MOST_SCOPE)),
-        sizes=np.zeros((2, MOST_SCOPE), dtype=np.int64),
+        bench=tuple(np.zeros(factors * size, np.int64) for size in (1, 1, 1, widest)),
+        sizes=np.zeros((2, widest), dtype=np.int64),
         ends=np.zeros(4, dtype=np.int64),
         work=np.zeros(1, dtype=np.int64),
     )
@@ -378,12 +378,12 @@ def _most_crowded(room: Room, v: int) -> int:
 def _obstacle(room: Room, v: int, weight: float, most_cells: int) -> int:
     """Return which variable has to keep its choice because ``v`` cannot be eliminated, or -1."""
     crowded = _most_crowded(room, v)
-    if weight > most_cells or room.degree[v] > MOST_SCOPE - 1:
+    if weight > most_cells or room.degree[v] >= room.scope.shape[1]:
         return crowded
     if (
         room.ends[2] + weight > len(room.cells)
         or room.ends[0] + 1 >= len(room.width)
-        or room.ends[1] + MOST_SCOPE >= len(room.item)
+        or room.ends[1] + room.scope.shape[1] >= len(room.item)
     ):
         return v
     if room.degree[crowded] + room.degree[v] > MOST_AROUND:

@@ -10,6 +10,7 @@ from shardwright.planner.space.rules.signature import (
     Rule,
     Signature,
     broadcast,
+    family,
     leading,
     numbered,
     space,
@@ -145,20 +146,16 @@ def linear_blocks(call: Signature) -> Iteration:
     return equation(f"input b.. k, weight {weight}, +bias _ n -> {results}")(call)
 
 
-_BMM = equation("self b n k, mat2 b k m -> b n m")
-_MM = equation("self n k, mat2 k m -> n m")
-
 RULES: dict[str, Rule] = {
     "aten.linear.default": equation("input b.. k, weight n k, +bias n -> b.. n"),
     "shardwright.linear_blocks": linear_blocks,
     "aten.matmul.default": matmul,
-    "aten.mm.default": _MM,
-    "aten.bmm.default": _BMM,
+    "aten.mm.default": equation("self n k, mat2 k m -> n m"),
+    "aten.bmm.default": equation("self b n k, mat2 b k m -> b n m"),
     "aten.mv.default": equation("self n k, vec k -> n"),
     "aten.dot.default": equation("self k, tensor k ->"),
     "aten.vdot.default": equation("self k, other k ->"),
-    "aten.outer.default": equation("self n, vec2 m -> n m"),
-    "aten.ger.default": equation("self n, vec2 m -> n m"),
+    **family(equation("self n, vec2 m -> n m"), "outer.default ger.default"),
     "aten.addmm.default": product_added_to(equation("self _.., mat1 n k, mat2 k m -> n m")),
     "aten.addmv.default": product_added_to(equation("self _.., mat n k, vec k -> n")),
     "aten.addr.default": product_added_to(equation("self _.., vec1 n, vec2 m -> n m")),

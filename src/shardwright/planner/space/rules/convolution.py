@@ -5,7 +5,6 @@ from __future__ import annotations
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import (
-    Names,
     NotUnderstood,
     Rule,
     Signature,
@@ -23,22 +22,14 @@ from shardwright.planner.space.rules.windows import (
 
 
 def convolution(call: Signature) -> Iteration:
-    """Split samples ``n``, filters ``f``, space and, as a reduction, input channels ``k``."""
-    weight = ("k", "f") if call.attribute("transposed") is True else ("f", "k")
-    return _convolution(call, weight)
-
-
-def transposed_convolution(call: Signature) -> Iteration:
-    """Split as a convolution; the weight has the channels first."""
-    return _convolution(call, ("k", "f"))
-
-
-def _convolution(call: Signature, weight: Names) -> Iteration:
+    """Split samples ``n``, filters ``f``, space and, as a reduction, input channels ``k``, which the weight of
+    a transposed one has first."""
     data, kernel = call.inputs[:2]
     if len(data) != len(kernel):
         raise NotUnderstood("an unbatched convolution")
     rank = len(data) - 2
-    is_transposed = weight == ("k", "f")
+    is_transposed = "transpose" in call.kind or call.attribute("transposed") is True
+    weight = ("k", "f") if is_transposed else ("f", "k")
     places, windows = (expanded(call, rank), ()) if is_transposed else convolved(call, rank)
     still = ("",) * rank
     names = [("n", "k", *places), (*weight, *still), ("f",)]
@@ -68,12 +59,8 @@ RULES: dict[str, Rule] = {
         convolution,
         """
         conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding
-        convolution.default
+        convolution.default conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input
         """,
-    ),
-    **family(
-        transposed_convolution,
-        "conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input",
     ),
     "aten.im2col.default": equation("self n _.. -> n _.."),
     "aten.col2im.default": equation("self n _.. -> n _.."),

@@ -8,6 +8,7 @@ from shardwright.planner.space.rules.signature import (
     NotUnderstood,
     Rule,
     Signature,
+    family,
     leading,
     numbered,
     space,
@@ -47,31 +48,23 @@ def instance_norm(call: Signature) -> Iteration:
     return space(call, [names, *([("c",)] * (len(call.inputs) - 1))], [names])
 
 
-def weight_norm(call: Signature) -> Iteration:
-    """Normalise all of the weight for each index of ``dim``, which can be split."""
+def norm_by_index(call: Signature) -> Iteration:
+    """Set, or bound, the norm of all that has one index of ``dim``, which can be split."""
     dim = call.tensor_dim("dim", 0)
     names = tuple("n" if index == dim else "" for index in range(len(call.inputs[0])))
-    return space(call, [names, names], [names])
-
-
-def renorm(call: Signature) -> Iteration:
-    """Bound the norm of what has one index of ``dim``, which can be split."""
-    dim = call.tensor_dim("dim")
-    names = tuple("n" if index == dim else "" for index in range(len(call.inputs[0])))
-    return space(call, [names], [names])
+    return space(call, [names] * len(call.inputs), [names])
 
 
 # Splits that change the result on purpose: each piece of the samples has its own statistics.
 LOCAL_STATISTICS = frozenset({("aten.batch_norm.default", "n")})
 
 RULES: dict[str, Rule] = {
-    "aten.layer_norm.default": layer_norm,
-    "aten.native_layer_norm.default": layer_norm,
-    "aten.rms_norm.default": layer_norm,
-    "aten._fused_rms_norm.default": layer_norm,
+    **family(
+        layer_norm,
+        "layer_norm.default native_layer_norm.default rms_norm.default _fused_rms_norm.default",
+    ),
     "aten.group_norm.default": equation("input n _.. -> n _.."),
     "aten.batch_norm.default": batch_norm,
     "aten.instance_norm.default": instance_norm,
-    "aten._weight_norm.default": weight_norm,
-    "aten.renorm.default": renorm,
+    **family(norm_by_index, "_weight_norm.default renorm.default"),
 }

@@ -16,32 +16,37 @@ from shardwright.planner.space.rules.signature import (
 )
 
 
-def pointwise(call: Signature) -> Iteration:
+def pointwise(call: Signature, linear: tuple[int, ...] = ()) -> Iteration:
     """Split any dim of the result; an input that is broadcast along a dim lacks it."""
-    return _pointwise(call, ())
+    full = broadcast_shape((*call.inputs, call.outputs[0]))
+    if any(shape != full for shape in call.outputs):
+        raise NotUnderstood(f"{call.kind}: outputs {call.outputs}")
+    names = numbered(len(full))
+    inputs = [broadcast(shape, names, full) for shape in call.inputs]
+    return space(call, inputs, [names] * len(call.outputs), linear=linear)
 
 
 def first_is_linear(call: Signature) -> Iteration:
     """Pointwise, and partial sums pass through the first input (``x * constant``)."""
-    return _pointwise(call, (0,))
+    return pointwise(call, (0,))
 
 
 def sum_is_linear(call: Signature) -> Iteration:
     """Pointwise, and partial sums pass when both terms are tensors of partial sums."""
-    return _pointwise(call, (0, 1) if len(call.inputs) > 1 else ())
+    return pointwise(call, (0, 1) if len(call.inputs) > 1 else ())
 
 
 def cast(call: Signature) -> Iteration:
     """Change the dtype: partial sums pass only where that rounds nothing."""
     before, after = call.dtypes[0], call.dtypes[-1]
     widens = {before, after} <= FLOATING and DTYPE_BYTES[before] < DTYPE_BYTES[after]
-    return _pointwise(call, (0,) if before == after or widens else ())
+    return pointwise(call, (0,) if before == after or widens else ())
 
 
 def dropout(call: Signature) -> Iteration:
     """Split any dim: each piece draws its own mask."""
     is_identity = call.attribute("train") is False or call.attribute("p") == 0
-    return _pointwise(call, (0,) if is_identity else ())
+    return pointwise(call, (0,) if is_identity else ())
 
 
 def feature_dropout(call: Signature) -> Iteration:
@@ -66,15 +71,6 @@ def parametric_relu(call: Signature) -> Iteration:
     slope = call.inputs[1]
     per_channel = len(full) > 1 and slope == full[1:2]
     return space(call, [names, names[1:2] if per_channel else ("",) * len(slope)], [names])
-
-
-def _pointwise(call: Signature, linear: tuple[int, ...]) -> Iteration:
-    full = broadcast_shape((*call.inputs, call.outputs[0]))
-    if any(shape != full for shape in call.outputs):
-        raise NotUnderstood(f"{call.kind}: outputs {call.outputs}")
-    names = numbered(len(full))
-    inputs = [broadcast(shape, names, full) for shape in call.inputs]
-    return space(call, inputs, [names] * len(call.outputs), linear=linear)
 
 
 RULES: dict[str, Rule] = {

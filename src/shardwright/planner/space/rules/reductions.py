@@ -5,6 +5,8 @@ A sum leaves partial sums when its dim is split. Every other fold needs the whol
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import (
@@ -91,9 +93,7 @@ def cross(call: Signature) -> Iteration:
 
 def scan(call: Signature) -> Iteration:
     """Work along ``dim`` linearly: cumulative sums and differences."""
-    names = blank(numbered(len(call.inputs[0])), {call.tensor_dim("dim", -1)})
-    linear = tuple(range(len(call.inputs)))
-    return space(call, [names] * len(call.inputs), [names], linear=linear)
+    return replace(along(call), linear=tuple(range(len(call.inputs))))
 
 
 def integral(call: Signature) -> Iteration:

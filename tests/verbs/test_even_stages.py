@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.core.decoder import Decoder
-from shardwright.planner.space import even_stages
+from shardwright.verbs.frameworks import even_stages
 
 pytestmark = pytest.mark.torch
 
