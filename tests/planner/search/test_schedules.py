@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 
@@ -15,8 +16,9 @@ from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.arrangements import Arrangement, Shape
 from shardwright.planner.model.context import Context
+from shardwright.planner.model.decisions import Statement
 from shardwright.planner.model.problem import Problem
-from shardwright.planner.model.terms import EACH, GATHER, ONCE, SYNC
+from shardwright.planner.model.terms import EACH, GATHER, ONCE, SYNC, Term
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import Findings, answer
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
@@ -195,21 +197,33 @@ def test_what_devices_must_keep_bounds_every_cut_into_chunks_that_fits() -> None
     assert rises
 
 
+UNIT = 2.0**34
+
+
+class InUnits(Problem):
+    """A problem with times in another unit."""
+
+    def statements(self) -> Iterator[Statement]:
+        for statement in super().statements():
+            terms = list[Term]()
+            for term in statement.terms:
+                columns = term.columns.copy()
+                columns[[EACH, ONCE, GATHER, SYNC]] /= UNIT
+                terms.append(replace(term, columns=columns))
+            yield Statement(tuple(statement.sizes), tuple(terms))
+
+
 def test_what_is_proved_of_chunks_does_not_depend_on_the_unit_of_time() -> None:
     """The solver of linear programs refuses factors below 1e-9, and such come of fast devices."""
     context = Context.of(residual(batch=4096, width=64, depth=4), NEAR, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
     explored = explore(context, arrangement, math.inf, math.inf, math.inf)
     limit = min(one.bytes for one in explored.candidates)
-    problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)
-    least = least_looped(problem, arrangement, 2, limit)
-    unit = 2.0**34
-    for terms in [statement.terms for statement in problem.statements()]:
-        for number, term in enumerate(terms):
-            columns = term.columns.copy()
-            columns[[EACH, ONCE, GATHER, SYNC]] /= unit
-            terms[number] = replace(term, columns=columns)
-    assert least_looped(problem, arrangement, 2, limit) * unit == pytest.approx(least)
+    least, scaled = (
+        least_looped(kind.of(context, arrangement.mesh(0), 2), arrangement, 2, limit)
+        for kind in (Problem, InUnits)
+    )
+    assert scaled * UNIT == pytest.approx(least)
 
 
 def planned(context: Context, limit: float) -> Findings:

@@ -17,10 +17,11 @@ from shardwright.core.layout import (
     Layout,
     inner,
     local_shape,
+    normal,
     shard_offsets,
     unflattened,
 )
-from shardwright.planner.space.redistribute import Step, reshard_steps
+from shardwright.planner.space.redistribute import Step, _cheapest, _route, reshard_steps
 
 Shards = dict[tuple[int, ...], np.ndarray]
 
@@ -114,6 +115,15 @@ def test_any_sequence_found_turns_the_source_shards_into_the_target_shards(
     wanted = cut(whole, target, sizes)
     for place, piece in shards.items():
         np.testing.assert_allclose(piece, wanted[place], rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [2.0**30, 1.0, 37.0, 2.0**10, 2.0**14])
+def test_what_is_known_of_routes_at_other_scales_makes_none_dearer(scale: float) -> None:
+    sizes, core, kinds = (4, 2), (8, 8), [REPLICATE, PARTIAL, 0, 1, inner(0), inner(1)]
+    ways = [way for way in itertools.product(kinds, repeat=2) if normal(way, sizes) == way]
+    for source, target in itertools.permutations(ways, 2):
+        question = (core, source, target, sizes, scale)
+        assert _route(*question) == _cheapest(*question)
 
 
 @pytest.mark.parametrize(

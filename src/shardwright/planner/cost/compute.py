@@ -39,51 +39,67 @@ def operator_cost(
     rates: Rates,
 ) -> Cost:
     """Return the seconds of one operator on a device; ``phase`` is ``forward`` or ``backward``."""
-    operator = graph.operators[operator_index]
-    if phase == "backward" and not has_backward(graph, operator):
-        return Cost(seconds=0.0)
-    cost = _alone(graph, operator_index, input_local_shapes, output_local_shapes, phase, rates)
-    return rates.table.fitted("compute", cost)
+    shapes = (input_local_shapes, output_local_shapes)
+    return operator_costs(graph, operator_index, shapes, rates)[phase]
 
 
-def _alone(
+def operator_costs(
+    graph: OperatorGraph, operator_index: int, shapes: tuple[Shapes, Shapes], rates: Rates
+) -> dict[str, Cost]:
+    """Return the same by phase: measured, else modelled."""
+    operator, shard = graph.operators[operator_index], None
+    found = {"backward": Cost(seconds=0.0)}
+    for phase in ("forward", "backward") if has_backward(graph, operator) else ("forward",):
+        cost = _measured(graph, operator, shapes, phase, rates)
+        if cost is None:
+            shard = shard or _shard(graph, operator_index, shapes, rates)
+            scale, deviation = _scale(shard, phase, rates)
+            seconds = roofline(shard, phase, rates) * scale
+            cost = Cost(seconds=seconds, spread=seconds * deviation)
+        found[phase] = rates.table.fitted("compute", cost)
+    return found
+
+
+def _in_float8(graph: OperatorGraph, operator: Operator, inputs: Shapes, rates: Rates) -> bool:
+    return rates.precision in FLOAT8 and is_float8_product(graph, operator, inputs)
+
+
+def _measured(
     graph: OperatorGraph,
-    operator_index: int,
-    input_local_shapes: Shapes,
-    output_local_shapes: Shapes,
+    operator: Operator,
+    shapes: tuple[Shapes, Shapes],
     phase: str,
     rates: Rates,
-) -> Cost:
-    """Return what an operator shard takes by itself: measured, else modelled."""
-    operator = graph.operators[operator_index]
+) -> Cost | None:
+    """Return what an operator shard took by itself, if anyone measured it."""
+    if not rates.table.operators or _in_float8(graph, operator, shapes[0], rates):
+        return None
+    key = operator_key(graph, operator, *shapes, phase, rates.precision)
+    return rates.table.operator_map.get(key)
+
+
+def _shard(
+    graph: OperatorGraph, operator_index: int, shapes: tuple[Shapes, Shapes], rates: Rates
+) -> Shard:
+    """Return what the roofline needs of an operator shard."""
+    operator, (inputs, outputs) = graph.operators[operator_index], shapes
     kept_as = KEPT_AS.get(rates.precision, rates.precision)
-    in_float8 = rates.precision in FLOAT8 and is_float8_product(graph, operator, input_local_shapes)
-    if rates.table.operators and not in_float8:
-        key = operator_key(
-            graph, operator, input_local_shapes, output_local_shapes, phase, rates.precision
-        )
-        measured = rates.table.operator_map.get(key)
-        if measured is not None:
-            return measured
-    bare = base_kind(operator.kind)
-    shard = Shard(
+    in_float8, bare = _in_float8(graph, operator, inputs, rates), base_kind(operator.kind)
+    return Shard(
         kind=bare,
-        inputs=input_local_shapes,
-        outputs=output_local_shapes,
-        input_bytes=_bytes(graph, operator.inputs, input_local_shapes, kept_as),
-        output_bytes=_bytes(graph, operator.outputs, output_local_shapes, kept_as),
+        inputs=inputs,
+        outputs=outputs,
+        input_bytes=_bytes(graph, operator.inputs, inputs, kept_as),
+        output_bytes=_bytes(graph, operator.outputs, outputs, kept_as),
         needs=tuple(graph.tensors[i].needs_gradient for i in operator.inputs),
-        saved=_saved_bytes(graph, operator, input_local_shapes, output_local_shapes, kept_as),
-        flops=_fallback_flops(graph, operator, input_local_shapes, output_local_shapes, rates),
+        saved=_saved_bytes(graph, operator, inputs, outputs, kept_as),
+        flops=_fallback_flops(graph, operator, inputs, outputs, rates),
         dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
-        product=product_of(bare, input_local_shapes, output_local_shapes, *_arguments(operator)),
+        product=product_of(bare, inputs, outputs, *_arguments(operator)),
         passes=rates.passing(graph, operator_index),
         hands_on=rates.is_gpu and hands_on(graph, operator),
         grouped=grouped_by(bare, operator.attribute("kernel")),
     )
-    scale, deviation = _scale(shard, phase, rates)
-    seconds = roofline(shard, phase, rates) * scale
-    return Cost(seconds=seconds, spread=seconds * deviation)
 
 
 def has_backward(graph: OperatorGraph, operator: Operator) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 from shardwright.core.graph import Operator, OperatorGraph
 
@@ -43,6 +44,7 @@ PASSES_PARTS = frozenset({"cat", "stack", "sum"})
 PASSES_ALL = frozenset({"add", "add_", "clone", "positive", "lift_fresh_copy"})
 
 
+@cache
 def base_kind(kind: str) -> str:
     """Return the bare operator name: ``aten.linear.default`` -> ``linear``; modules are ``opaque``."""
     parts = kind.split(".")

@@ -6,7 +6,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
-from shardwright.planner.cost.compute import operator_cost
+from shardwright.planner.cost.compute import operator_costs
 from shardwright.planner.cost.derivatives import hands_on
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.roofline import Rates, Shapes
@@ -16,7 +16,7 @@ Groups = list[tuple[tuple[int, ...], int]]
 
 
 class ShardPrices:
-    """Remembers ``operator_cost`` by what decides it, and what meshes have in common with equal ones, however many
+    """Remembers ``operator_costs`` by what decides it, and what meshes have in common with equal ones, however many
     devices they have; graphs of one search may share it.
 
     ``wires`` are costs of messages by what decides them.
@@ -27,7 +27,7 @@ class ShardPrices:
         self.table = table
         self._rates: dict[tuple[int, str], Rates] = {}
         self._sorts: dict[object, int] = {}
-        self._costs: dict[tuple[object, ...], Cost] = {}
+        self._costs: dict[tuple[object, ...], dict[str, Cost]] = {}
         self.wires: dict[tuple[object, ...], Cost] = {}
 
     def rates(self, device: int, precision: str) -> Rates:
@@ -69,7 +69,7 @@ class ShardPrices:
     ) -> Cost:  # fmt: skip
         """Return the cost of a shard with these local input and output shapes; ``sort`` is its
         operator's, ``rates`` one of ``rates``."""
-        key = (sort, shapes, phase, id(rates))
+        key = (sort, shapes, id(rates))
         if key not in self._costs:
-            self._costs[key] = operator_cost(graph, index, *shapes, phase, rates)
-        return self._costs[key]
+            self._costs[key] = operator_costs(graph, index, shapes, rates)
+        return self._costs[key][phase]

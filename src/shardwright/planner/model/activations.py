@@ -235,6 +235,8 @@ class _Copies:
         """Return what one copy takes."""
         wires, way = self.decisions.wires, (self.shape, self.spec.dtype)
         forward, backward = wires.moving(*way, source[0], target[0]), 0.0
+        if forward == math.inf:
+            return forward, backward, 0
         if source[1] is not None and target[1] is not None:
             backward = wires.moving(*way, target[1], _passed_on(source[1], target[1], axes))
         if source[0] == target[0] and not target[2]:
@@ -246,7 +248,7 @@ class _Copies:
             forward += seconds
             backward += seconds if self.spec.needs_gradient else 0.0
         size = tensor_bytes(extended_shape(local, target[2]), self.spec.dtype)
-        return forward, backward, size if self.kept and forward < math.inf else 0
+        return forward, backward, size if self.kept else 0
 
     def _term(self, variables: tuple[int, int], table: Columns) -> Term:
         """Return the term of a table over two variables and the mode, where there is one."""

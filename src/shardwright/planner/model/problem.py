@@ -50,24 +50,20 @@ class Problem(Decisions):
     @cached_property
     def statement(self) -> Statement:
         """All tables, with the variables of copies and of parameters' levels."""
-        return self._stated(1)
-
-    @cached_property
-    def rough(self) -> Statement:
-        """The same but for activations that one operator reads: soon said, and never more."""
-        return self._stated(2)
-
-    def statements(self) -> Iterator[Statement]:
-        """State first what is soon said, then all."""
-        yield self.rough
-        yield self.statement
-
-    def _stated(self, readers: int) -> Statement:
-        """State all but activations with fewer readers."""
         statement = Statement(self.choices, self._own_terms)
-        state_activations(self, statement, readers)
+        state_activations(self, statement, 1)
         state_parameters(self, statement)
         return statement
+
+    def statements(self) -> Iterator[Statement]:
+        """State more and more, for use at once: first what is soon said, activations that several operators
+        read; then parameters; then all."""
+        statement = Statement(self.choices, self._own_terms)
+        state_activations(self, statement, 2)
+        yield statement
+        state_parameters(self, statement)
+        yield statement
+        yield self.statement
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -94,7 +90,7 @@ class Problem(Decisions):
     def forget_terms(self) -> None:
         """Drop the tables once solved: what remains can still spell out assignments."""
         _ = self.sizes, self.level_of  # which stay
-        for name in ("statement", "rough", "network", "_own_terms", "_known", "_by_block"):
+        for name in ("statement", "network", "_own_terms", "_known", "_by_block"):
             self.__dict__.pop(name, None)
 
     @cached_property
