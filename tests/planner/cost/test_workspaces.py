@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from shardwright.core.vocabulary import LOSS
 from shardwright.planner.cost.memory import SegmentMemory
 from shardwright.planner.cost.workspaces import backward_workspace, forward_workspace
 from shardwright.runtime.allocations import allocations
 from shardwright.runtime.capture import capture
+from shardwright.runtime.capture.vocabulary import whole_cross_entropy_sum
 from tests.planner.cost.test_memory import calls_alone, predicted, values_alone
 
 pytestmark = pytest.mark.torch
@@ -199,3 +201,31 @@ def test_what_a_transposed_convolution_makes_is_not_kept() -> None:
     read = 4 * 16 * 8 * 8 * 4
     saved, _ = predicted(graph)
     assert saved == pytest.approx(read, rel=0.05)  # what it reads; the batch is not counted
+
+
+class NextToken(nn.Module):
+    """The loss of all tokens but the last of each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 64)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        scores = self.head(x)[:, :-1]
+        return nn.functional.cross_entropy(scores.flatten(0, 1), y.flatten())
+
+
+def test_a_loss_of_scores_with_gaps_between_rows_copies_them() -> None:
+    batch = {"x": torch.randn(8, 9, 4), "y": torch.zeros(8, 8, dtype=torch.long)}
+    graph = capture(NextToken(), batch).graph
+    values, place = values_alone(graph), graph.tensors[graph.loss].producer
+    call = next(c for c in calls_alone(graph)[:place] if graph.operators[c.operator].kind == LOSS)
+    scores = torch.randn(8, 9, 64).requires_grad_()
+    made = most(lambda: whole_cross_entropy_sum(scores[:, :-1], batch["y"]))
+    wanted = forward_workspace(graph, call, values)
+    assert wanted == pytest.approx(made[0], rel=0.02) == 2 * values[call.operands[0]].bytes
+    again = most(lambda: torch.autograd.grad(made[2][0], scores))
+    padded = (
+        9 * values[call.operands[0]].bytes // 8
+    )  # the gradient with gaps, when the copy is gone
+    assert backward_workspace(graph, call, values) == pytest.approx(again[0] - padded, rel=0.2)

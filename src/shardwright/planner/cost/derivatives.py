@@ -29,7 +29,7 @@ VIEWS = frozenset({
     "expand", "expand_as", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
     "unbind", "flatten", "unflatten", "view_as", "reshape_as", "alias", "detach", "diagonal",
     "movedim", "swapaxes", "swapdims", "contiguous", "lift_fresh", "numpy_T", "mT", "unfold",
-    "tensor_split", "ravel", "adjoint", "mH", "matrix_H",
+    "tensor_split", "ravel", "adjoint", "mH", "matrix_H", "view_as_real",
 })  # fmt: skip
 
 # Views that copy what does not lie in the order of its dims, and views that keep that order.
@@ -40,7 +40,7 @@ KEEPS_ORDER = MAY_COPY | {"view", "view_as", "_unsafe_view", "unflatten", "unsqu
 RECURRENCES = {"lstm": "fused", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 
 # Whose operands' gradients are their result's or parts of it, without a copy.
-PASSES_PARTS = frozenset({"cat", "stack", "sum"})
+PASSES_PARTS = frozenset({"cat", "stack", "sum", "view_as_real"})
 PASSES_ALL = frozenset({"add", "add_", "clone", "positive", "lift_fresh_copy"})
 
 
@@ -66,6 +66,12 @@ def recurrence(graph: OperatorGraph, operator: Operator) -> str:
 def is_view(bare: str) -> bool:
     """Whether an operator (bare name) only describes existing storage anew."""
     return bare in VIEWS
+
+
+def shares_storage(graph: OperatorGraph, operator: Operator) -> bool:
+    """Whether results lie where the first operand does: views that copied nothing when captured, and what returns it."""
+    views = is_view(base_kind(operator.kind)) and not operator.kept_bytes
+    return bool(operator.inputs) and (views or is_identity(graph, operator))
 
 
 def is_identity(graph: OperatorGraph, operator: Operator) -> bool:

@@ -21,6 +21,7 @@ from shardwright.planner.cost.derivatives import (
     base_kind,
     is_identity,
     is_view,
+    shares_storage,
 )
 from shardwright.planner.cost.kept import saved_tensors
 from shardwright.planner.cost.workspaces import forward_workspace
@@ -213,14 +214,14 @@ def _trace(
         storages.root[value] = _through_alias(values, value)
     for step, call in enumerate(calls):
         operator = graph.operators[call.operator]
-        shares = is_view(base_kind(operator.kind)) or is_identity(graph, operator)
+        shares = shares_storage(graph, operator)
         for value in call.operands:
             root = storages.root.setdefault(value, _through_alias(values, value))
             storages.last[root] = step
         for value in call.results:
             if value < 0:
                 continue
-            source = call.operands[0] if shares and call.operands else value
+            source = call.operands[0] if shares else value
             root = storages.root.get(source, value)
             storages.root[value] = root
             if root == value:

@@ -17,8 +17,8 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Recomputation, Strategy
 from shardwright.planner.cost.derivatives import (
     base_kind,
-    is_identity,
     is_view,
+    shares_storage,
 )
 from shardwright.planner.cost.kept import KEEPS_INPUT, KEEPS_OUTPUT, saved_tensors
 from shardwright.planner.space.seeds import repeated_blocks
@@ -121,16 +121,14 @@ def _is_read_again(graph: OperatorGraph, tensor: int, reader: int, stop: int) ->
 
 def _is_seen_anew(graph: OperatorGraph, index: int) -> bool:
     """Whether an operator's result lies in the memory of what it reads."""
-    operator = graph.operators[index]
-    is_same = is_view(base_kind(operator.kind)) or is_identity(graph, operator)
-    return is_same and bool(operator.inputs)
+    return shares_storage(graph, graph.operators[index])
 
 
 def storages(graph: OperatorGraph) -> list[int]:
     """Return, per tensor, the tensor whose storage it shares (itself where it is new)."""
     storage = list(range(len(graph.tensors)))
     for operator in graph.operators:
-        if operator.inputs and (is_view(base_kind(operator.kind)) or is_identity(graph, operator)):
+        if shares_storage(graph, operator):
             for tensor in operator.outputs:
                 storage[tensor] = storage[operator.inputs[0]]
     return storage

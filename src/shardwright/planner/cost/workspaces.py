@@ -73,7 +73,8 @@ def backward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
         return -scores.bytes
     if bare == "vocabulary_cross_entropy_sum" and kernel != "log_softmax":
         wide = max(4, DTYPE_BYTES[scores.dtype])
-        return (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
+        own = (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
+        return own + _rows_copied(operator, scores)
     return scores.bytes * (2 if _is_split(graph, operator, scores) else 1)
 
 
@@ -89,8 +90,15 @@ def _over_vocabulary(graph: OperatorGraph, call: Call, values: Sequence[Value]) 
     operator, scores = graph.operators[call.operator], values[call.operands[0]]
     makes_sums = operator.kind == LOG_SUMS
     if makes_sums == is_whole(graph, operator, scores.shape):
-        return 0
-    return _exponentials(scores, values[call.results[0]]) if makes_sums else _at_once(scores)
+        return 0 if makes_sums else _rows_copied(operator, scores)
+    if makes_sums:
+        return _exponentials(scores, values[call.results[0]])
+    return _at_once(scores) + _rows_copied(operator, scores)
+
+
+def _rows_copied(operator: Operator, scores: Value) -> int:
+    """Return the bytes of scores whose rows are copied first, such as those of all tokens but each last."""
+    return scores.bytes if operator.kept_bytes else 0
 
 
 def _exponentials(scores: Value, sums: Value) -> int:

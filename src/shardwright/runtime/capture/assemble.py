@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
+from shardwright.core.vocabulary import LOSS
 from shardwright.runtime.capture import operators as own
 from shardwright.runtime.capture.blocks import cut_blocks, find_units
 from shardwright.runtime.capture.flops import count_flops
@@ -148,6 +149,8 @@ def assemble(
             work = record.target.work_of(shapes)
             flops += work.flops
             operator = replace(operator, kept_bytes=work.kept)
+        elif operator.kind in _RESHAPES:
+            operator = replace(operator, kept_bytes=_copied(record))
         operators.append(replace(operator, flops=flops))
         calls.append(call)
     blocks = cut_blocks(operators, tensors, [record.path for record in records], find_units(module))
@@ -176,6 +179,28 @@ def describe(value: Value, name: str, producer: int) -> TensorSpec:
         producer=producer,
         needs_gradient=value.meta.requires_grad,
     )
+
+
+# What copies its first operand where that lies in memory in an order of its own.
+_RESHAPES = frozenset({
+    "aten.reshape.default", "aten.reshape_as.default", "aten.flatten.using_ints", "aten.ravel.default",
+    "aten.contiguous.default", LOSS,
+})  # fmt: skip
+
+
+def _copied(record: Record) -> int:
+    """Return the bytes of the copy that a change of shape makes, or a loss of scores whose rows it wants, 0 where
+    memory is read as it lies."""
+    seen = record.args[0].meta
+    made = record.outputs[0].meta
+    if record.target is torch.ops.aten.contiguous.default:
+        return 0 if seen.stride() == made.stride() else made.nbytes
+    shape = made.shape if made.dim() else (-1, seen.shape[-1])
+    try:
+        torch.empty_strided(seen.shape, seen.stride(), device="meta").view(shape)
+    except RuntimeError:
+        return seen.nbytes
+    return 0
 
 
 def kind_of(target: Callable[..., Any]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
+ATTENTION = aten.scaled_dot_product_attention.default
 # Arguments that ask for sparse gradients: shards, sums and messages are dense.
 SPARSE = ("sparse", "sparse_grad")
 
@@ -137,6 +138,17 @@ def _dense(target: Callable[..., Any], named: dict[str, Any], name: str) -> bool
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _laid_out(args: Sequence[Tensor], kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
+    """Return what attention makes as fused kernels lay it out, in the order of its queries, which meta tensors do not
+    meet: theirs is the composed one, which runs where there is dropout, too."""
+    query, mask = args[0], next(iter(args[3:]), kwargs.get("attn_mask"))
+    drops = kwargs.get("dropout_p", next(iter(args[4:]), 0.0))
+    trains = mask is not None and mask.requires_grad
+    if drops or trains or query.dim() != 4 or query.shape != result.shape:
+        return result
+    return torch.empty_like(query).requires_grad_(result.requires_grad)
 
 
 def shares_storage(one: Value, other: Value) -> bool:
@@ -271,7 +283,8 @@ class Recorder:
         named = {name: map_values(value, lambda v: v.meta) for name, value in kwargs.items()}
         if "device" in named:
             named["device"] = torch.device("meta")
-        return target(*arguments, **named)
+        result = target(*arguments, **named)
+        return _laid_out(arguments, named, result) if target is ATTENTION else result
 
     def cut(self, value: Value) -> Value:
         """Return a value as it is seen here: inside a ``torch.no_grad`` region without its gradient."""
