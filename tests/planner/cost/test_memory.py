@@ -184,6 +184,12 @@ class One(nn.Module):
         return self.function(self.first(x) * self.scale).sum()
 
 
+def merged(heads: Tensor) -> Tensor:
+    """Return a function, which keeps what it reads, of what heads attend to, side by side."""
+    found = F.scaled_dot_product_attention(heads, 2 * heads, 3 * heads)
+    return found.transpose(1, 2).reshape(2, -1).square()
+
+
 WIDTH = 16
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -209,12 +215,8 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: F.scaled_dot_product_attention(
         *(x.view(2, 2, 2, WIDTH) * k for k in (1, 2, 3)), is_causal=True
     ),
-    "attention of dense heads": lambda x: F.scaled_dot_product_attention(
-        *(x.view(1, 4, 2, WIDTH) * k for k in (1, 2, 3))
-    ).transpose(1, 2).reshape(2, -1).square(),
-    "attention of turned heads": lambda x: F.scaled_dot_product_attention(
-        *((x * k).view(1, 2, 4, WIDTH).transpose(1, 2) for k in (1, 2, 3))
-    ).transpose(1, 2).reshape(2, -1).square(),
+    "attention of dense heads": lambda x: merged(x.view(1, 4, 2, WIDTH)),
+    "attention of turned heads": lambda x: merged(x.view(1, 2, 4, WIDTH).transpose(1, 2)),
     "copied rows": lambda x: x.exp().t().reshape(-1).square(),
     "complex numbers": lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * 2j),
     "cross_entropy": lambda x: F.cross_entropy(

@@ -183,23 +183,19 @@ def describe(value: Value, name: str, producer: int) -> TensorSpec:
 
 # What copies its first operand where that lies in memory in an order of its own.
 _RESHAPES = frozenset({
-    "aten.reshape.default", "aten.reshape_as.default", "aten.flatten.using_ints", "aten.ravel.default",
-    "aten.contiguous.default", LOSS,
+    "aten.reshape.default", "aten.reshape_as.default", "aten.flatten.using_ints", "aten.ravel.default", LOSS,
 })  # fmt: skip
 
 
 def _copied(record: Record) -> int:
     """Return the bytes of the copy that a change of shape makes, or a loss of scores whose rows it wants, 0 where
     memory is read as it lies."""
-    seen = record.args[0].meta
-    made = record.outputs[0].meta
-    if record.target is torch.ops.aten.contiguous.default:
-        return 0 if seen.stride() == made.stride() else made.nbytes
+    seen, made = record.args[0].meta, record.outputs[0].meta
     shape = made.shape if made.dim() else (-1, seen.shape[-1])
     try:
         torch.empty_strided(seen.shape, seen.stride(), device="meta").view(shape)
     except RuntimeError:
-        return seen.nbytes
+        return seen.numel() * seen.element_size()
     return 0
 
 
