@@ -111,6 +111,34 @@ def test_grids_of_columns_write_synchronised_statistics(grid: Grid) -> None:
             torch.testing.assert_close(run.buffers[name], buffer, rtol=1e-10, atol=1e-12)
 
 
+class _Standardised(torch.nn.Module):
+    """Norms what comes with the batch, before anything is learned of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x)).square().mean()
+
+
+def _standardised() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return _Standardised().double(), {"x": 1 + torch.randn(8, 8, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("seed", [Seed(num_microbatches=4), Seed(data=2, num_microbatches=2)])
+def test_statistics_of_the_whole_batch_are_written_once_for_all_microbatches(seed: Seed) -> None:
+    module, batch = _standardised()
+    captured = capture(module, batch, batch_norm="synchronised")
+    expected = train_plain(_standardised, SGD)
+    runs, _ = train_rehearsed(captured, seed_strategy(captured.graph, seed), module, batch, SGD)
+    for run in runs:
+        assert_close(run, expected, "microbatches")
+        for name in ("norm.running_mean", "norm.running_var"):
+            torch.testing.assert_close(run.buffers[name], expected.buffers[name])
+
+
 def test_local_statistics_train_as_distributed_data_parallel_does() -> None:
     for found, expected in run_ranks(2, train_local_beside_ddp, timeout=120):
         assert_close(found, expected, "local")

@@ -319,9 +319,17 @@ class _Analysis:
         for tensor in self.graph.operators[index].outputs:
             self.state[tensor] = state
 
+    def _writes_whole(self, index: int) -> bool:
+        """Whether an operator writes what the whole batch says, untrained: batch norm of the batch itself."""
+        operator = self.graph.operators[index]
+        of_batch = {self.state[tensor] for tensor in operator.inputs} & {State.SUM, State.WHOLE}
+        trained = any(self.trained[tensor] for tensor in operator.inputs)
+        return not operator.outputs and not trained and bool(of_batch)
+
     def _ancestors(self) -> frozenset[int]:
-        """Operators that lead to a tensor which is wanted whole."""
+        """Operators that lead to a tensor which is wanted whole, or write what such tensors say."""
         pending = [self.graph.tensors[tensor].producer for tensor in self.wanted_whole]
+        pending += filter(self._writes_whole, range(len(self.graph.operators)))
         found: set[int] = set()
         while pending:
             index = pending.pop()
