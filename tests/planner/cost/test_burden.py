@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -34,6 +35,11 @@ def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[fl
     result = list(seconds)
     computes = program.computes.tolist()
     waits = [set(program.predecessor[a:b].tolist()) for a, b in pairwise(program.offset.tolist())]
+    apart = {
+        (program.item[index], program.microbatch[index]): since
+        for index, since in since_met(program, seconds, burdens)
+        if program.kind[index] == Kind.SEND
+    }
     for mesh in range(len(program.meshes)):
         mine = [i for i in range(len(seconds)) if program.group[i] == mesh]
         since = 0.0
@@ -56,11 +62,40 @@ def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[fl
             beneath = next((i for i in later if computes[i]), index)
             after = [i for i in later if computes[i] and need is not None and i >= need]
             result[beneath] += held + stolen * served
-            wait = meeting * min(since / hiding, 1.0) ** 0.5 * (1 - share) + skew * since
+            longest = max(since, apart.get((program.item[index], program.microbatch[index]), 0.0))
+            wait = meeting * min(longest / hiding, 1.0) ** 0.5 * (1 - share) + skew * since
             wait *= 0.0 if sends else 1.0
             result[after[0] if after else index] += wait
             since = since if sends else 0.0
     return result
+
+
+def since_met(
+    program: Program, seconds: list[float], burdens: np.ndarray
+) -> Iterator[tuple[int, float]]:
+    """Yield every message's instruction and what its mesh computed since it last met another."""
+    since = [0.0] * len(program.meshes)
+    for index, mesh in enumerate(program.group.tolist()):
+        if program.computes[index]:
+            since[mesh] += seconds[index]
+        elif burdens[0, program.item[index]] > 0:
+            yield index, since[mesh]
+            since[mesh] *= program.kind[index] == Kind.SEND
+
+
+def test_who_only_waited_for_a_sender_is_as_far_apart_as_that_computed() -> None:
+    """The second stage has computed nothing before its first receive, and pays for having slept all the same."""
+    graph = transformer_like()
+    program = lower(graph, seed_strategy(graph, Seed(stages=2)))
+    seconds, spread = np.full(program.num_instructions, 2.0), np.zeros(program.num_instructions)
+    burdens = np.zeros((5, len(program.messages)))
+    burdens[0], burdens[2], burdens[4] = 1e-12, 1.0, 4.0
+    charged = seconds.copy()
+    charge(program, charged, spread, burdens)
+    first = next(i for i, mesh in enumerate(program.group) if mesh == 1 and charged[i] > 2.5)
+    sent = next(i for i, kind in enumerate(program.kind) if kind == Kind.SEND)
+    computed = 2.0 * program.computes[:sent].sum()
+    assert charged[first] - seconds[first] == pytest.approx(min(computed / 4.0, 1.0) ** 0.5)
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)

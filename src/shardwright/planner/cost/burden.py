@@ -29,6 +29,7 @@ from shardwright.core.program import Kind, Message, Program
 from shardwright.planner.cost.collective import MODEL_SPREAD, collective_seconds, interpolate
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,8 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     while its rank computes for ``hiding`` seconds is not waited for, and one that is on the wire no longer than that
     steals all it can; one that is waited for at once steals nothing. In between both go in proportion. Ranks that have met just
     before stand ready for each other, and what serves them is still in their caches: the cost of meeting, too, grows
-    up to ``hiding``, with the root of what was computed since (of .25, 1 and 4 ms: .25, .54 and 1 of it). A slow rank stays slow for longer than a step, so that what it comes later by is waited
+    up to ``hiding``, with the root of what was computed since (of .25, 1 and 4 ms: .25, .54 and 1 of it), by who receives
+    or by who sends: who only waited meanwhile slept. A slow rank stays slow for longer than a step, so that what it comes later by is waited
     for sooner or later, however well messages are hidden.
     """
     ends = (program.kind == Kind.SEND) | (program.kind == Kind.RECEIVE)
@@ -162,7 +164,8 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     last[by_mesh[1:]] = np.maximum(last[by_mesh[1:]], met[:-1])
     beneath, since = clock[needed] - clock[after], clock[after] - clock[last]
     scale = np.where(hiding > 0, hiding, np.inf)
-    hidden, apart = np.minimum(beneath / scale, 1.0), np.sqrt(np.minimum(since / scale, 1.0))
+    longest = np.maximum(since, _of_senders(program, sent, since))
+    hidden, apart = np.minimum(beneath / scale, 1.0), np.sqrt(np.minimum(longest / scale, 1.0))
     # Threads that serve a message have work for as long as it is on the wire.
     served = np.minimum(beneath / np.maximum(scale, seconds[sent]), 1.0)
     load = half * (held + stolen * served)
@@ -176,6 +179,17 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
         moved[sent] += own
         np.subtract.at(moved, target, own)
     return moved
+
+
+def _of_senders(program: Program, sent: Ints, since: Floats) -> Floats:
+    """Return of every receive what its sender computed since that last met another; nothing of other messages."""
+    keys = program.item[sent] * (program.num_instructions + 1) + program.microbatch[sent]
+    sends = np.flatnonzero(program.kind[sent] == Kind.SEND)
+    receives = np.flatnonzero(program.kind[sent] == Kind.RECEIVE)
+    order = sends[np.argsort(keys[sends], kind="stable")]
+    found = np.zeros_like(since)
+    found[receives] = since[order[np.searchsorted(keys[order], keys[receives])]]
+    return found
 
 
 def charge_telling(
