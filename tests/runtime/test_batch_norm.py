@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwright
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
 from shardwright.files.planfile import read_plan, write_plan
 from shardwright.planner.lower import lower
 from shardwright.planner.space.grids import Grid, grid_strategy
@@ -74,6 +77,24 @@ def test_synchronised_statistics_train_as_one_process() -> None:
             torch.testing.assert_close(found.buffers[name], buffer, rtol=1e-10, atol=1e-12)
 
 
+def assert_trains_as_one(
+    make: Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]],
+    strategy_of: Callable[[OperatorGraph], Strategy],
+    label: str,
+    *others: str,
+) -> None:
+    """Train by a strategy with synchronised statistics; parameters and all buffers but ``others`` are one process's."""
+    module, batch = make()
+    captured = capture(module, batch, batch_norm="synchronised")
+    expected = train_plain(make, SGD)
+    runs, _ = train_rehearsed(captured, strategy_of(captured.graph), module, batch, SGD)
+    for run in runs:
+        assert_close(run, expected, label)
+        for name in expected.buffers.keys() - set(others):
+            buffer = expected.buffers[name]
+            torch.testing.assert_close(run.buffers[name], buffer, rtol=1e-10, atol=1e-12)
+
+
 class _Normed(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -101,14 +122,7 @@ def _normed() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 )
 def test_grids_of_columns_write_synchronised_statistics(grid: Grid) -> None:
     """The operators that write a norm's buffers have no results whose dims a grid could follow."""
-    module, batch = _normed()
-    captured = capture(module, batch, batch_norm="synchronised")
-    expected = train_plain(_normed, SGD)
-    runs, _ = train_rehearsed(captured, grid_strategy(captured.graph, grid), module, batch, SGD)
-    for run in runs:
-        assert_close(run, expected, grid.label)
-        for name, buffer in expected.buffers.items():
-            torch.testing.assert_close(run.buffers[name], buffer, rtol=1e-10, atol=1e-12)
+    assert_trains_as_one(_normed, lambda graph: grid_strategy(graph, grid), grid.label)
 
 
 class _Standardised(torch.nn.Module):
@@ -129,14 +143,10 @@ def _standardised() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("seed", [Seed(num_microbatches=4), Seed(data=2, num_microbatches=2)])
 def test_statistics_of_the_whole_batch_are_written_once_for_all_microbatches(seed: Seed) -> None:
-    module, batch = _standardised()
-    captured = capture(module, batch, batch_norm="synchronised")
-    expected = train_plain(_standardised, SGD)
-    runs, _ = train_rehearsed(captured, seed_strategy(captured.graph, seed), module, batch, SGD)
-    for run in runs:
-        assert_close(run, expected, "microbatches")
-        for name in ("norm.running_mean", "norm.running_var"):
-            torch.testing.assert_close(run.buffers[name], expected.buffers[name])
+    counter = "norm.num_batches_tracked"  # counts microbatches
+    assert_trains_as_one(
+        _standardised, lambda graph: seed_strategy(graph, seed), seed.label, counter
+    )
 
 
 def test_local_statistics_train_as_distributed_data_parallel_does() -> None:

@@ -35,21 +35,19 @@ def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[fl
     result = list(seconds)
     computes = program.computes.tolist()
     waits = [set(program.predecessor[a:b].tolist()) for a, b in pairwise(program.offset.tolist())]
+    met = dict(since_met(program, seconds, burdens))
     apart = {
         (program.item[index], program.microbatch[index]): since
-        for index, since in since_met(program, seconds, burdens)
+        for index, since in met.items()
         if program.kind[index] == Kind.SEND
     }
     for mesh in range(len(program.meshes)):
         mine = [i for i in range(len(seconds)) if program.group[i] == mesh]
-        since = 0.0
         for place, index in enumerate(mine):
-            if computes[index]:
-                since += seconds[index]
+            if index not in met:
                 continue
+            since = met[index]
             held, stolen, meeting, skew, hiding = burdens[:, program.item[index]]
-            if held == 0:
-                continue
             if program.kind[index] != Kind.MESSAGE:
                 held, stolen = held / 2, stolen / 2
             later = mine[place + 1 :]
@@ -66,7 +64,6 @@ def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[fl
             wait = meeting * min(longest / hiding, 1.0) ** 0.5 * (1 - share) + skew * since
             wait *= 0.0 if sends else 1.0
             result[after[0] if after else index] += wait
-            since = since if sends else 0.0
     return result
 
 

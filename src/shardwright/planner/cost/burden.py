@@ -183,7 +183,8 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
 
 def _of_senders(program: Program, sent: Ints, since: Floats) -> Floats:
     """Return of every receive what its sender computed since that last met another; nothing of other messages."""
-    keys = program.item[sent] * (program.num_instructions + 1) + program.microbatch[sent]
+    limit = program.num_instructions + 1
+    keys = program.item[sent].astype(np.int64) * limit + program.microbatch[sent]
     sends = np.flatnonzero(program.kind[sent] == Kind.SEND)
     receives = np.flatnonzero(program.kind[sent] == Kind.RECEIVE)
     order = sends[np.argsort(keys[sends], kind="stable")]
