@@ -56,7 +56,7 @@ def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[fl
             until = [i for i in later if computes[i] and (need is None or i < need)]
             computed = sum(seconds[i] for i in until)
             share = min(computed / hiding, 1.0)
-            served = min(computed / max(hiding, seconds[index]), 1.0)
+            served = min(computed / (seconds[index] - stolen), 1.0)
             beneath = next((i for i in later if computes[i]), index)
             after = [i for i in later if computes[i] and need is not None and i >= need]
             result[beneath] += held + stolen * served

@@ -37,15 +37,15 @@ def every_grouping(count):
         yield tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
 
 
-def replay(buckets, ready, sizes, cost, hidden=0.0):
-    """The model itself, message by message: ``hidden`` of its seconds a message has behind it while it waits."""
-    free = 0.0
+def replay(buckets, ready, sizes, cost, hidden=0.0, held=(0.0, 0.0)):
+    """The model itself, message by message: ``hidden`` of its seconds a message has behind it while it waits, and
+    what computes stands still for ``held`` of each."""
+    free = stood = 0.0
     for bucket in buckets:
-        seconds, begins = (
-            cost(math.fsum(sizes[i] for i in bucket)),
-            max(ready[i] for i in bucket),
-        )
+        size = math.fsum(sizes[i] for i in bucket)
+        seconds, begins = cost(size), max(ready[i] for i in bucket) + stood
         free = max(begins + seconds, free + seconds - min(hidden, seconds))
+        stood += held[0] + held[1] * size
     return free
 
 
@@ -71,6 +71,24 @@ def test_messages_that_wait_cost_less_and_optimal_equals_brute_force(instance, c
     assert replay(buckets, ready, sizes, cost, hidden=hidden) == pytest.approx(min(ends), rel=1e-12)
     found = finish_time(buckets, ready, sizes, cost, queued=queued)
     assert found == pytest.approx(min(ends), rel=1e-12)
+
+
+@given(instances(), costs(), st.floats(0, 40), st.tuples(st.floats(0, 10), st.floats(0, 2)))
+def test_messages_that_hold_what_computes_are_merged_as_brute_force_does(
+    instance, cost, hidden, held
+):
+    ready, sizes = instance
+
+    def queued(size):
+        return cost(size) - np.minimum(hidden, cost(size))
+
+    buckets = merge_gradients(ready, sizes, cost, queued=queued, held=held)
+    ends = [
+        replay(groups, ready, sizes, cost, hidden, held) for groups in every_grouping(len(sizes))
+    ]
+    found = finish_time(buckets, ready, sizes, cost, queued=queued, held=held)
+    assert found == pytest.approx(replay(buckets, ready, sizes, cost, hidden, held), rel=1e-9)
+    assert found == pytest.approx(min(ends), rel=1e-9)
 
 
 @given(instances(max_size=30), costs())
@@ -101,6 +119,17 @@ def test_finish_time_replays_the_messages(instance, cost, method):
 
 def test_free_messages_are_sent_together_when_that_is_no_later():
     assert merge_gradients([1.0, 1.0, 1.0], [5, 5, 5], lambda size: 0 * size) == ((0, 1, 2),)
+
+
+def test_gradients_wait_for_each_other_where_messages_hold_what_computes() -> None:
+    ready, sizes = [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]
+
+    def cost(size):
+        return 0.5 + 0 * size
+
+    assert len(merge_gradients(ready, sizes, cost)) == 1  # the last one is ready at 4 in any case
+    assert len(merge_gradients(ready, sizes, lambda size: size)) > 2
+    assert merge_gradients(ready, sizes, lambda size: size, held=(1.0, 0.0)) == ((0, 1), (2, 3))
 
 
 def test_a_late_gradient_keeps_the_earlier_ready_times_from_falling():

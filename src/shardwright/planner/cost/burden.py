@@ -129,9 +129,10 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     """Add to every instruction's seconds what messages cost it; half-widths grow in proportion. Return by how much more
     of the seconds are a message's own, and fewer that of what computes: what is held for it and waited.
 
-    ``messages`` has the columns of ``Burden.row``, one entry per message. A message under way
-    while its rank computes for ``hiding`` seconds is not waited for, and one that is on the wire no longer than that
-    steals all it can; one that is waited for at once steals nothing. In between both go in proportion. Ranks that have met just
+    ``messages`` has the columns of ``Burden.row``, one entry per message. A message that is on the wire no longer than
+    its rank computes, and stands still for it, steals all it can, and one that is under way while it computes for
+    ``hiding`` seconds is not waited for; one that is waited for at once steals nothing. In between both go in
+    proportion. Ranks that have met just
     before stand ready for each other, and what serves them is still in their caches: the cost of meeting, too, grows
     up to ``hiding``, with the root of what was computed since (of .25, 1 and 4 ms: .25, .54 and 1 of it), by who receives
     or by who sends: who only waited meanwhile slept. A slow rank stays slow for longer than a step, so that what it comes later by is waited
@@ -166,9 +167,11 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     scale = np.where(hiding > 0, hiding, np.inf)
     longest = np.maximum(since, _of_senders(program, sent, since))
     hidden, apart = np.minimum(beneath / scale, 1.0), np.sqrt(np.minimum(longest / scale, 1.0))
-    # Threads that serve a message have work for as long as it is on the wire.
-    served = np.minimum(beneath / np.maximum(scale, seconds[sent]), 1.0)
-    load = half * (held + stolen * served)
+    # Threads that serve a message have work for as long as it is on the wire, what they steal included: where that is
+    # all of it, nothing is gained by hiding it.
+    work = half * stolen
+    alone = np.maximum(seconds[sent] - work, np.finfo(np.float64).tiny)
+    load = half * held + work * np.minimum(beneath / alone, 1.0)
     wait = np.where(sends, 0.0, meeting * apart * (1.0 - hidden) + skew * since)
     for place, extra, own in ((after, load, half * held), (needed, wait, wait)):
         # Behind the last computation of a mesh nothing but the message itself can take longer.

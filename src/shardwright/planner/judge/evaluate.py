@@ -26,7 +26,7 @@ from shardwright.planner.judge.ties import Doubts, doubts_of, half_width
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
-from shardwright.planner.schedule.merge import Buckets, Cost, Sizes, merge_gradients
+from shardwright.planner.schedule.merge import Buckets, Cost, Held, Sizes, merge_gradients
 from shardwright.planner.simulate import on_shared_cores, period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
@@ -299,14 +299,37 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
             for tensor, (ready, size) in entries.items()
             if tensor not in taken
         )
+        if not fresh:
+            continue
         taken.update(tensor for _, tensor, _ in fresh)
+        ready, _, sizes = np.array(fresh, dtype=np.float64).T
+        held = _held(context, program, groups[key], ready, sizes)
+        # What messages sent before held is among the ready times of gradients sent alone.
+        stood = held[0] * np.arange(len(sizes)) + held[1] * (np.cumsum(sizes) - sizes)
         merged = merge_gradients(
-            [ready for ready, _, _ in fresh],
-            [size for _, _, size in fresh],
+            np.maximum(ready - stood, 0.0).tolist(),
+            sizes.tolist(),
             message_cost(context, program, groups[key]),
+            held=held,
         )
         buckets += [tuple(fresh[position][1] for position in bucket) for bucket in merged]
     return tuple(buckets)
+
+
+def _held(
+    context: Context, program: Program, message: Message, ready: Sizes, sizes: Sizes
+) -> Held:
+    """Return what such a message takes from what computes, as a line through the smallest and all of them; what
+    the backend's threads steal as far as there is computation left to steal from when a gradient is ready."""
+    devices = peer_groups(context.cluster, program.meshes[message.mesh], message.axes)[0][0]
+    small, large = float(sizes.min()), float(sizes.sum())
+    ends = (devices, context.cluster, context.table)
+    few, all_bytes = (message_burden(message.primitive, size, *ends) for size in (small, large))
+    beneath = (ready[-1] - ready) / few.hiding if few.hiding else np.ones_like(ready)
+    served = float(np.minimum(beneath, 1.0).mean())
+    low, high = (one.held + served * one.stolen for one in (few, all_bytes))
+    slope = max(high - low, 0.0) / (large - small) if large > small else 0.0
+    return max(low - slope * small, 0.0), slope
 
 
 def _last_instruction(program: Program) -> dict[int, int]:

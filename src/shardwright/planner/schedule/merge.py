@@ -4,7 +4,8 @@ Gradients become ready one after another and share one channel, first in first o
 when its last gradient is ready and the channel is free. Everything is in backward order: index 0 is
 ready first. Costs may be any function of bytes: a measured table as well as a straight line. Where a
 backend has several messages under way, one that waits for others (``queued``) takes less than one that finds the
-channel free: its latency is hidden beneath these.
+channel free: its latency is hidden beneath these. Where messages take something from what computes (``held``),
+gradients behind them become ready later.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MergeMethod = Literal["optimal", "mgwfbp", "wfbp", "single"]
 Sizes = NDArray[np.float64]
 Cost = Callable[[Sizes], Sizes]
 Buckets = tuple[tuple[int, ...], ...]
+Held = tuple[float, float]
+"""Seconds that a message takes from what computes: of its own, and per byte."""
+NOT_HELD: Held = (0.0, 0.0)
 
 
 def merge_gradients(
@@ -29,11 +33,13 @@ def merge_gradients(
     method: MergeMethod = "optimal",
     *,
     queued: Cost | None = None,
+    held: Held = NOT_HELD,
 ) -> Buckets:
     """Return buckets of consecutive gradient indices, in the order in which they are sent.
 
-    ``cost`` gives the seconds of messages, each from its bytes, ``queued`` (the optimal plan heeds it) what those
-    take that wait for the one before. A gradient counts as ready no earlier than those before it. Methods:
+    ``cost`` gives the seconds of messages, each from its bytes. The optimal plan also heeds ``queued``, what those
+    take that wait for the one before, and by how much each message puts off all gradients behind it (``held``). A
+    gradient counts as ready no earlier than those before it. Methods:
 
     * ``optimal``: the earliest possible finish of the last message, exactly, for any cost; of
       equally good plans one with long last buckets (fewer messages);
@@ -43,7 +49,7 @@ def merge_gradients(
     ready, sizes = _checked(ready_seconds, sizes_bytes)
     count = len(sizes)
     if method == "optimal":
-        return _merge_optimally(ready, sizes, cost, queued or cost)
+        return _merge_optimally(ready, sizes, (cost, queued or cost), held)
     if method == "mgwfbp":
         return _merge_by_rule(ready, sizes, cost)
     if method == "wfbp":
@@ -62,14 +68,16 @@ def finish_time(
     cost: Cost,
     *,
     queued: Cost | None = None,
+    held: Held = NOT_HELD,
 ) -> float:
     """Return when the last bucket has been sent; see ``merge_gradients``."""
     ready, sizes = _checked(ready_seconds, sizes_bytes)
-    free = 0.0
+    free = late = 0.0
     for bucket in buckets:
         size = sum(sizes[bucket[0] : bucket[-1] + 1])
         behind = _alone(queued or cost, size)
-        free = max(free + behind, ready[bucket[-1]] + _alone(cost, size))
+        free = max(free + behind, ready[bucket[-1]] + late + _alone(cost, size))
+        late += held[0] + held[1] * size
     return free
 
 
@@ -88,27 +96,41 @@ def _checked(
     return ready, [float(value) for value in sizes_bytes]
 
 
-def _merge_optimally(ready: list[float], sizes: list[float], cost: Cost, queued: Cost) -> Buckets:
+def _merge_optimally(
+    ready: list[float], sizes: list[float], costs: tuple[Cost, Cost], held: Held
+) -> Buckets:
     """Find the earliest finish by dynamic programming.
 
-    F(j) = min over i < j of max(F(i) + Q(S_j - S_i), R(j) + T(S_j - S_i)) for the first j gradients, F(0) = 0,
-    S prefix bytes, Q the cost of messages that wait. Finishing earlier never hurts what follows, so one number per
-    prefix is enough. O(L^2) steps.
+    F(m, j) = min over i < j of max(F(m - 1, i) + Q(S_j - S_i), R(j) + (m - 1) h + g S_i + T(S_j - S_i)) for the first
+    j gradients in m messages, F(0, 0) = 0, S prefix bytes, Q the cost of messages that wait, h and g what each message
+    holds. Finishing earlier and in fewer messages never hurts what follows: of a prefix, more messages are kept only
+    where they finish earlier, and their number does not matter at all where h is none. O(L^2) steps for each number of
+    messages kept.
     """
-    count = len(sizes)
+    count, (cost, queued), (each, per_byte) = len(sizes), costs, held
     prefix = np.concatenate([[0.0], np.cumsum(sizes)])
-    finish = np.zeros(count + 1)
-    first = [0] * (count + 1)
+    more = 1 if each else 0  # the rows that a message leads on by
+    finish = np.full((more * count + 1, count + 1), np.inf)
+    finish[0, 0] = 0.0
+    first = np.zeros(finish.shape, dtype=np.int64)
+    kept = 1
     for j in range(1, count + 1):
         spans = prefix[j] - prefix[:j]
-        ends = np.maximum(finish[:j] + queued(spans), ready[j - 1] + cost(spans))
-        first[j] = int(np.argmin(ends))
-        finish[j] = ends[first[j]]
+        late = ready[j - 1] + per_byte * prefix[:j] + each * np.arange(kept)[:, np.newaxis]
+        ends = np.maximum(finish[:kept, :j] + queued(spans), late + cost(spans))
+        opening = ends.argmin(axis=1)
+        end = ends[np.arange(kept), opening]
+        with_fewer = np.minimum.accumulate(np.concatenate([[np.inf], end[:-1]]))
+        rows = slice(more, more + kept)
+        finish[rows, j] = np.where(end < with_fewer, end, np.inf)
+        first[rows, j] = opening
+        kept = max(kept, more + int(np.flatnonzero(end < with_fewer)[-1]) + 1)
     buckets: list[tuple[int, ...]] = []
-    stop = count
+    stop, row = count, int(finish[:, count].argmin())
     while stop > 0:
-        buckets.append(tuple(range(first[stop], stop)))
-        stop = first[stop]
+        begin = int(first[row, stop])
+        buckets.append(tuple(range(begin, stop)))
+        stop, row = begin, row - more
     return tuple(reversed(buckets))
 
 
