@@ -36,6 +36,7 @@ _GPU_SECONDS, _STARTS = 0.4, 9
 # In each round as many samples as the seconds allow, between these numbers.
 _FEWEST, _MOST, _SECONDS = 3, 67, 0.13
 _UPDATES = 8  # of one size: all ranks must make the same number
+_ROW, _ROWS = 8, 15  # segments that follow each other, and how often they do
 # Elements of a gradient that is compressed, the density of selections that are merged, and the seconds for one. What
 # lies between the first and the last takes up to three tenths less than a straight line from one to the other says.
 _ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**16, 2**18), 0.01, 0.01
@@ -102,6 +103,10 @@ class Others:
         torch.autograd.grad(y.sum(), self.gain)
         self.large.mul_(1)
 
+    def layer(self) -> None:
+        """Run a small layer."""
+        F.gelu(F.linear(self.x[:32], self.weight))
+
 
 def _after(others: Others, run: Callable[[], Any], seconds: float = _SECONDS) -> Timing:
     """Return what ``run`` takes after other operators ran, sampled for so many seconds."""
@@ -141,17 +146,16 @@ def _sampled(
 
 
 def _segment_seconds(others: Others) -> Timing:
-    """Time entering a segment's graph, and its autograd engine, as the interpreter does: halved."""
+    """Time entering a segment's graph, and its autograd engine, as the interpreter does: the mean of both. Where that
+    counts segments are small and follow each other, so several do here, with a layer between."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.aten.view.default, (node, [8])),))
     run = torch.fx.GraphModule({}, graph).forward
-    data: list[Tensor | None] = [torch.rand(8), None]
-    seed = torch.rand(8)
+    held, seed = torch.rand(8), torch.rand(8)
+    data: list[Tensor | None] = [held, None]
 
     def forward() -> tuple[list[Any], list[Tensor]]:
-        held = data[0]
-        assert held is not None
         with torch.enable_grad(), look_up_saved(data, ()):
             leaf, made = stand_in(held)
             outputs = run(made)
@@ -159,12 +163,25 @@ def _segment_seconds(others: Others) -> Timing:
         data[1] = outputs[0].detach()
         return edges, [leaf]
 
-    def both() -> None:
-        edges, leaves = forward()
-        (data[1],) = run_backward(edges, [seed], leaves)
+    def row() -> float:
+        seconds, entered = 0.0, list[tuple[list[Any], list[Tensor]]]()
+        for _ in range(_ROW):
+            others.layer()
+            begin = time.thread_time()
+            entered.append(forward())
+            seconds += time.thread_time() - begin
+        for edges, leaves in reversed(entered):
+            others.layer()
+            begin = time.thread_time()
+            run_backward(edges, [seed], leaves)
+            seconds += time.thread_time() - begin
+        return seconds / (2 * _ROW)
 
-    pair = _after(others, both)
-    return replace(pair, seconds=pair.seconds / 2, spread=pair.spread / 2)
+    samples: list[float] = []
+    for _ in range(1 + _ROWS):
+        others()
+        samples.append(row())
+    return summarise(samples[1:])
 
 
 def time_starts(device: torch.device) -> Timing:
