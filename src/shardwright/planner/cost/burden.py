@@ -111,8 +111,9 @@ def largest_burden(
     groups: Sequence[tuple[int, ...]],
     facts: tuple[Cluster, CostTable],
 ) -> Burden:
-    """Return what a message costs the ranks of the group that it costs most. Their computing threads also copy; what
-    that takes of a few bytes is among what every message does (``message_seconds``)."""
+    """Return what a message costs the ranks of the group that it costs most. Their computing threads also lay what
+    travels together side by side, and copy; what that takes of a few bytes is among what every message does
+    (``message_seconds``)."""
     args = (message.primitive, message.bytes)
     burdens = [message_burden(*args, group, *facts) for group in groups]
     found = max(burdens, key=lambda burden: burden.row)
@@ -122,7 +123,8 @@ def largest_burden(
         collective_seconds("copy", size, groups[0][:1], *facts).seconds
         for size in (copied_bytes(message), 1)
     )
-    return replace(found, held=found.held + max(all_bytes - few, 0.0))
+    parts = (len(message.sources) - 1) * facts[1].overhead_map.get("part_seconds", 0.0)
+    return replace(found, held=found.held + parts + max(all_bytes - few, 0.0))
 
 
 def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) -> Floats:

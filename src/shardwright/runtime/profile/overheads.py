@@ -67,6 +67,7 @@ def _round(others: Others) -> dict[str, Timing]:
     return {
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
+        "overhead|part_seconds": _part_seconds(others),
         **_updates_on_cpu(others),
         **{f"{ADD}|{size}": _add_seconds(size, others) for size in _SIZES},
         **_pack_seconds(others),
@@ -224,6 +225,20 @@ def _message_seconds(others: Others) -> Timing:
         target.copy_(buffer.view(64))
 
     return _after(others, run)
+
+
+def _part_seconds(others: Others) -> Timing:
+    """Time what each further gradient that travels in a message adds, as the executor lays them side by side."""
+    sources = [torch.rand(64) for _ in range(_MANY)]
+
+    def run(count: int) -> None:
+        rows = [source.reshape(-1) for source in sources[:count]]
+        for row in torch.cat(rows).split([row.numel() for row in rows]):
+            row.view(64)
+
+    one, many = (_after(others, partial(run, count)) for count in (1, _MANY))
+    seconds = max(many.seconds - one.seconds, 0.0) / (_MANY - 1)
+    return replace(many, seconds=seconds, spread=many.spread / _MANY)
 
 
 def _updates_on_cpu(others: Others) -> dict[str, Timing]:
