@@ -131,7 +131,8 @@ class CostTable:
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
     bytes; so do ``UPDATE`` and ``ADD``, and ``PACK`` with (elements, seconds, spread). ``overheads`` are named scalars measured on the machine:
     ``segment_seconds`` (fixed cost of one segment), ``start_seconds`` (what the host takes to start an
-    operator on a GPU), ``message_seconds``, ``update_seconds`` (once a step, before any tensor),
+    operator on a GPU), ``message_seconds``, ``part_seconds`` (of each further gradient that travels in a message),
+    ``update_seconds`` (once a step, before any tensor),
     ``process_bytes`` (what an empty rank occupies), ``cores`` (on how many the ranks compute, where some
     share one); and by group of ranks
     (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since they

@@ -12,11 +12,13 @@ import pytest
 from shardwright.core.costs import CostTable, beneath_key, collective_key, meeting_name
 from shardwright.core.program import Kind, Program
 from shardwright.core.staleness import Staleness
+from shardwright.core.strategy import GradientSync
 from shardwright.files.clusterfile import read_cluster
 from shardwright.planner.cost import price
 from shardwright.planner.cost.burden import NOTHING, charge, message_burden
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
+from shardwright.planner.space.seeds import single_sync
 from tests.planner.lower.test_lower import transformer_like
 
 CPU = read_cluster(
@@ -199,3 +201,44 @@ def test_what_computing_threads_spend_on_messages_is_told_as_theirs() -> None:
     assert (told_apart.moved[program.kind == Kind.MESSAGE] >= 1.0).all()
     own = told_apart.seconds + told_apart.moved
     assert own[updates] == pytest.approx(alone.seconds[updates])
+
+
+def test_gradients_that_travel_together_are_laid_side_by_side() -> None:
+    """A tenth of a second each but the first, on the thread that computes, beside a second for the message."""
+    graph = transformer_like()
+    seed = seed_strategy(graph, Seed(data=4))
+    known = table(4)
+    dear = replace(known, overheads=(*known.overheads, ("part_seconds", 0.1)))
+    for sync in (single_sync(graph), GradientSync()):
+        program = lower(graph, replace(seed, gradient_sync=sync))
+        free, charged = (price(program, graph, CPU, one).seconds.sum() for one in (known, dear))
+        parts = sum(len(message.sources) - 1 for message in program.messages)
+        assert charged - free == pytest.approx(0.1 * parts)
+        assert (parts > 0) == (sync.method == "single")
+
+
+def test_nothing_is_gained_by_hiding_what_takes_the_cores_that_compute() -> None:
+    """Beneath a second or eight of computation, of a message whose threads work for three of its three seconds, or for
+    a half of them."""
+    graph = transformer_like()
+    alone = replace(seed_strategy(graph, Seed(data=4)), gradient_sync=GradientSync())
+    program = lower(graph, alone)
+    purposes = [program.messages[item].purpose for item in program.item]
+    message, beneath = next(
+        (index, index + 1)
+        for index, (kind, purpose) in enumerate(zip(program.kind, purposes, strict=True))
+        if kind == Kind.MESSAGE and purpose == "synchronise" and program.computes[index + 1]
+    )
+    burdens = np.zeros((5, len(program.messages)))
+    for work, computed, stolen in (
+        (3.0, 1.0, 3.0),
+        (3.0, 8.0, 3.0),
+        (1.5, 1.0, 1.0),
+        (1.5, 8.0, 1.5),
+    ):
+        seconds = np.zeros(program.num_instructions)
+        seconds[[message, beneath]] = 3.0, computed
+        burdens[:, program.item[message]] = 1e-12, work, 0.0, 0.0, 4.0
+        charged = seconds.copy()
+        charge(program, charged, np.zeros_like(seconds), burdens)
+        assert charged.sum() - seconds.sum() == pytest.approx(stolen)

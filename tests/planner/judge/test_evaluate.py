@@ -14,6 +14,7 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
+from shardwright.planner.space.seeds import capped_sync
 from tests.planner.search.models import Sketch, cluster, mlp, residual
 
 DEPTH = 40
@@ -55,8 +56,9 @@ def test_gradients_of_a_deep_graph_travel_by_blocks_where_that_is_faster() -> No
     assert merged.seconds <= by_blocks.seconds < evaluation.seconds
 
 
-def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() -> None:
-    graph, two = mlp(depth=8), cluster(1, 2)
+@pytest.mark.parametrize("depth", [8, DEPTH])
+def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together(depth: int) -> None:
+    graph, two = mlp(depth=depth), cluster(1, 2)
     seed = Seed(data=2)
     context = Context.of(graph, two, CostTable(), Training())
     step = evaluate(context, as_strategy(context, seed)).seconds
@@ -74,6 +76,9 @@ def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() 
     merged = merge(held, blocks)
     assert merged.seconds < blocks.seconds
     assert len(merged.strategy.gradient_sync.buckets) < len(held.facts.block_buckets)
+    capped = blocks.strategy.gradient_sync.carrying(capped_sync(graph))
+    as_torch = evaluate(held, replace(blocks.strategy, gradient_sync=capped))
+    assert merged.seconds < 1.02 * as_torch.seconds
 
 
 def shared_weight(width: int = 64, depth: int = 2) -> OperatorGraph:

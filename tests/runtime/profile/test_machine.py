@@ -79,7 +79,9 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
         points = table.collective_map[collective_key(primitive, 1, 2, "loopback")]
         assert [point[0] for point in points] == [1024, 4096]
         assert collective_seconds(primitive, 1024, (0, 1), cluster, table).source == "measured"
-    names = {"segment_seconds", "message_seconds", "update_seconds", "process_bytes"}
+    names = {f"{what}_seconds" for what in ("segment", "message", "part", "update")} | {
+        "process_bytes"
+    }
     sizes, one, none = [
         [point[0] for point in table.collective_map[update_key(states)]] for states in (2, 1, 0)
     ]

@@ -172,7 +172,7 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     # Threads that serve a message have work for as long as it is on the wire, what they steal included: where that is
     # all of it, nothing is gained by hiding it.
     work = half * stolen
-    alone = np.maximum(seconds[sent] - work, np.finfo(np.float64).tiny)
+    alone = np.maximum(seconds[sent] - work, 1e-9)
     load = half * held + work * np.minimum(beneath / alone, 1.0)
     wait = np.where(sends, 0.0, meeting * apart * (1.0 - hidden) + skew * since)
     for place, extra, own in ((after, load, half * held), (needed, wait, wait)):

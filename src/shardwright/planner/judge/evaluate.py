@@ -28,7 +28,6 @@ from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
 from shardwright.planner.schedule.merge import Buckets, Cost, Held, Sizes, merge_gradients
 from shardwright.planner.simulate import on_shared_cores, period, simulate_on, with_input
-from shardwright.planner.space.seeds import capped_sync
 
 # Merging is for what starting messages comes to, as a share of a step.
 WORTHWHILE = 1e-3
@@ -137,8 +136,7 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
     The gradients' ready times come from simulating the strategy with every gradient alone, by
     ``evaluator`` if given. In deep graphs those of each block travel together first: then equal
     blocks are still treated alike, and where starting a message a block is not felt, that is all.
-    What messages take from ranks that compute comes in no gradient's ready time; where that is
-    known, buckets of a given size are tried too.
+    What messages take from ranks that compute, where that is known, puts off what is ready later.
     """
     if waits_little(context, evaluation):
         return evaluation
@@ -151,17 +149,23 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
             return evaluation
     if context.facts.folder.is_long:
         evaluation = _by_blocks(context, evaluation)
-        starts = len(context.facts.block_buckets) * context.starting
-        if starts < WORTHWHILE * evaluation.seconds or len(parameters) > MOST_GRADIENTS:
+        if not starts_are_felt(context, evaluation) or len(parameters) > MOST_GRADIENTS:
             return evaluation
     bare = replace(evaluation.strategy.gradient_sync, method="wfbp", buckets=())
     alone = replace(evaluation.strategy, gradient_sync=bare)
     program, timeline, _ = evaluator(alone, evaluation.least_seconds)
-    best = evaluation
-    for sync in _ways(context, bare, _buckets(context, program, timeline)):
-        merged = evaluator(replace(alone, gradient_sync=sync), evaluation.least_seconds)[2]
-        best = min(best, merged, key=lambda one: one.seconds)
-    return best
+    buckets = _buckets(context, program, timeline)
+    if max(map(len, buckets), default=1) == 1:
+        return evaluation
+    sync = replace(bare, method="optimal", buckets=buckets)
+    merged = evaluator(replace(alone, gradient_sync=sync), evaluation.least_seconds)[2]
+    return min(evaluation, merged, key=lambda one: one.seconds)
+
+
+def starts_are_felt(context: Context, evaluation: Evaluation) -> bool:
+    """Whether a step takes longer for starting one message a block."""
+    starts = len(context.facts.block_buckets) * context.starting
+    return starts >= WORTHWHILE * evaluation.seconds
 
 
 def waits_little(context: Context, evaluation: Evaluation) -> bool:
@@ -171,15 +175,6 @@ def waits_little(context: Context, evaluation: Evaluation) -> bool:
     return (
         not is_measured(context.table) and evaluation.synced < 2 * WORTHWHILE * evaluation.seconds
     )
-
-
-def _ways(context: Context, bare: GradientSync, buckets: Buckets) -> list[GradientSync]:
-    """Return in which buckets gradients may travel, if any has several: those that finish first, and those
-    of a given size."""
-    found = [replace(bare, method="optimal", buckets=buckets)]
-    if is_measured(context.table) and not context.facts.folder.is_long:
-        found.append(bare.carrying(capped_sync(context.graph)))
-    return [sync for sync in found if any(len(bucket) > 1 for bucket in sync.buckets)]
 
 
 def _by_blocks(context: Context, evaluation: Evaluation) -> Evaluation:
@@ -316,9 +311,7 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
     return tuple(buckets)
 
 
-def _held(
-    context: Context, program: Program, message: Message, ready: Sizes, sizes: Sizes
-) -> Held:
+def _held(context: Context, program: Program, message: Message, ready: Sizes, sizes: Sizes) -> Held:
     """Return what such a message takes from what computes, as a line through the smallest and all of them; what
     the backend's threads steal as far as there is computation left to steal from when a gradient is ready."""
     devices = peer_groups(context.cluster, program.meshes[message.mesh], message.axes)[0][0]

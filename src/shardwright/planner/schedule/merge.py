@@ -23,7 +23,6 @@ Cost = Callable[[Sizes], Sizes]
 Buckets = tuple[tuple[int, ...], ...]
 Held = tuple[float, float]
 """Seconds that a message takes from what computes: of its own, and per byte."""
-NOT_HELD: Held = (0.0, 0.0)
 
 
 def merge_gradients(
@@ -33,7 +32,7 @@ def merge_gradients(
     method: MergeMethod = "optimal",
     *,
     queued: Cost | None = None,
-    held: Held = NOT_HELD,
+    held: Held = (0.0, 0.0),
 ) -> Buckets:
     """Return buckets of consecutive gradient indices, in the order in which they are sent.
 
@@ -68,7 +67,7 @@ def finish_time(
     cost: Cost,
     *,
     queued: Cost | None = None,
-    held: Held = NOT_HELD,
+    held: Held = (0.0, 0.0),
 ) -> float:
     """Return when the last bucket has been sent; see ``merge_gradients``."""
     ready, sizes = _checked(ready_seconds, sizes_bytes)

@@ -16,8 +16,9 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
+from shardwright.planner.cost.burden import is_measured
 from shardwright.planner.cost.compute import MODEL_SPREAD
-from shardwright.planner.judge.evaluate import Evaluation, evaluate
+from shardwright.planner.judge.evaluate import Evaluation, evaluate, starts_are_felt
 from shardwright.planner.judge.ties import NEAR, complexity, half_width_between
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
@@ -79,14 +80,16 @@ class Survey:
     def plain(self) -> tuple[Plan, ...]:
         """Plain data parallelism on all devices, with 1, 2 and 4 microbatches where that is legal
         and fits. Gradients travel as with torch's DistributedDataParallel, which is what users have;
-        in deep graphs, whose blocks fill a bucket, block by block."""
+        in deep graphs block by block, unless starting so many messages was measured, and is felt."""
         found: list[Plan] = []
         context = self.context
         for count in PLAIN_MICROBATCHES:
             try:
                 seed = Seed(data=context.num_devices, num_microbatches=count)
                 strategy = as_strategy(context, seed)
-                if not context.facts.folder.is_long:
+                if not context.facts.folder.is_long or (
+                    is_measured(context.table) and starts_are_felt(context, self.weighed(strategy))
+                ):
                     sync = strategy.gradient_sync.carrying(capped_sync(context.graph))
                     strategy = replace(strategy, gradient_sync=sync)
                 plan = self.plan(strategy)

@@ -194,7 +194,11 @@ def _hidden(
         held.append((time.thread_time() - begin - computed) / ROW)
         stolen.append(max(others, 0.0) / ROW + slower / ROW)
     beneath = summarise(stolen)
-    return summarise(held), replace(beneath, seconds=max(beneath.seconds, 0.0)), statistics.median(ended or [0.0])
+    return (
+        summarise(held),
+        replace(beneath, seconds=max(beneath.seconds, 0.0)),
+        statistics.median(ended or [0.0]),
+    )
 
 
 def _note_end(pending: list[Pending], begin: float, ended: list[float]) -> None:
