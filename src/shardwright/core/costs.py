@@ -130,7 +130,7 @@ class CostTable:
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
     bytes; so do ``UPDATE`` and ``ADD``, and ``PACK`` with (elements, seconds, spread). ``overheads`` are named scalars measured on the machine:
-    ``segment_seconds`` (fixed cost of one segment), ``start_seconds`` (what the host takes to start an
+    ``segment_seconds`` (fixed cost of one segment), ``begin_seconds`` (what more the first takes behind others), ``start_seconds`` (what the host takes to start an
     operator on a GPU), ``message_seconds``, ``part_seconds`` (of each further gradient that travels in a message),
     ``update_seconds`` (once a step, before any tensor),
     ``process_bytes`` (what an empty rank occupies), ``cores`` (on how many the ranks compute, where some

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from shardwright.core.costs import CostTable, beneath_key, collective_key, meeting_name
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.staleness import Staleness
 from shardwright.core.strategy import GradientSync
 from shardwright.files.clusterfile import read_cluster
 from shardwright.planner.cost import price
-from shardwright.planner.cost.burden import NOTHING, charge, message_burden
+from shardwright.planner.cost.burden import NOTHING, charge, charge_entries, message_burden
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.seeds import single_sync
@@ -242,3 +242,22 @@ def test_nothing_is_gained_by_hiding_what_takes_the_cores_that_compute() -> None
         charged = seconds.copy()
         charge(program, charged, np.zeros_like(seconds), burdens)
         assert charged.sum() - seconds.sum() == pytest.approx(stolen)
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, Seed()], ids=lambda seed: seed.label)
+def test_what_runs_behind_something_of_another_kind_begins_slowly(seed: Seed) -> None:
+    """A pass forward and one backward on each device of data parallelism, more of stages whose microbatches alternate."""
+    graph = transformer_like()
+    program = lower(graph, seed_strategy(graph, seed))
+    entries = {"segment_seconds": 0.0, "begin_seconds": 1.0}
+    seconds = np.zeros(program.num_instructions)
+    charge_entries(program, seconds, entries)
+    before, expected = {}, []
+    for index, kind in enumerate(program.kind.tolist()):
+        if program.computes[index]:
+            if before.get(program.group[index]) != kind and kind in SEGMENT_KINDS:
+                expected.append(index)
+            before[program.group[index]] = kind
+    assert np.flatnonzero(seconds).tolist() == expected
+    assert len(expected) >= 2 * seed.stages
+    assert (len(expected) > 2 * seed.stages) == (seed.num_microbatches > 1)

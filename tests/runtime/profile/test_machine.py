@@ -79,7 +79,7 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
         points = table.collective_map[collective_key(primitive, 1, 2, "loopback")]
         assert [point[0] for point in points] == [1024, 4096]
         assert collective_seconds(primitive, 1024, (0, 1), cluster, table).source == "measured"
-    names = {f"{what}_seconds" for what in ("segment", "message", "part", "update")} | {
+    names = {f"{what}_seconds" for what in ("segment", "begin", "message", "part", "update")} | {
         "process_bytes"
     }
     sizes, one, none = [

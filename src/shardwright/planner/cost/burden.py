@@ -10,7 +10,7 @@ Nothing is charged where nothing was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,8 @@ from shardwright.core.costs import (
     link_label,
     meeting_name,
 )
-from shardwright.core.program import Kind, Message, Program
+from shardwright.core.joining import joined
+from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program
 from shardwright.planner.cost.collective import MODEL_SPREAD, collective_seconds, interpolate
 
 Floats = NDArray[np.float64]
@@ -196,6 +197,18 @@ def _of_senders(program: Program, sent: Ints, since: Floats) -> Floats:
     found = np.zeros_like(since)
     found[receives] = since[order[np.searchsorted(keys[order], keys[receives])]]
     return found
+
+
+def charge_entries(program: Program, seconds: Floats, overheads: Mapping[str, float]) -> None:
+    """Take off what entering autograd takes those that run as one with the backward before, and add what a segment
+    takes longer that runs behind something of another kind, whose code and data caches hold."""
+    seconds[joined(program)] -= overheads["segment_seconds"]
+    computing = np.flatnonzero(program.computes)
+    order = computing[np.argsort(program.group[computing], kind="stable")]
+    alike = (np.diff(program.kind[order]) == 0) & (np.diff(program.group[order]) == 0)
+    begun = order[np.concatenate([[True], ~alike])] if len(order) else order
+    segments = np.isin(program.kind[begun], SEGMENT_KINDS)
+    seconds[begun[segments]] += overheads.get("begin_seconds", 0.0)
 
 
 def charge_telling(

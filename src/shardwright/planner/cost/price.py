@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph, tensor_bytes
-from shardwright.core.joining import joined
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment
 from shardwright.core.strategy import Mesh, master_dtype
@@ -26,6 +25,7 @@ from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
     Burden,
     charge,
+    charge_entries,
     charge_telling,
     is_measured,
     largest_burden,
@@ -92,8 +92,8 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
         sums = np.array([costs.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]
     seconds, spread, source = columns[:3]
-    if costs.entry:  # autograd is entered once
-        seconds[joined(program)] -= costs.entry
+    if costs.entry:
+        charge_entries(program, seconds, costs.overheads)
     moved = None
     if costs.is_burdened:
         moved = charge(program, seconds, spread, costs.rows[messages, 3:].T)

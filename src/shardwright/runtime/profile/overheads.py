@@ -8,6 +8,7 @@ in a step; run again and again it would take half as long. The clock is the thre
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -65,7 +66,7 @@ def time_overheads(seconds: float = _SECONDS, meet: Meet = lambda: None) -> dict
 
 def _round(others: Others) -> dict[str, Timing]:
     return {
-        "overhead|segment_seconds": _segment_seconds(others),
+        **_segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
         "overhead|part_seconds": _part_seconds(others),
         **_updates_on_cpu(others),
@@ -146,43 +147,54 @@ def _sampled(
     return summarise(samples)
 
 
-def _segment_seconds(others: Others) -> Timing:
+def _segment_seconds(others: Others) -> dict[str, Timing]:
     """Time entering a segment's graph, and its autograd engine, as the interpreter does: the mean of both. Where that
-    counts segments are small and follow each other, so several do here, with a layer between."""
+    counts segments are small and follow each other, so several do here, with a layer before each; and by how much
+    longer the first of them takes, with its layer, behind other operators."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.aten.view.default, (node, [8])),))
     run = torch.fx.GraphModule({}, graph).forward
     held, seed = torch.rand(8), torch.rand(8)
     data: list[Tensor | None] = [held, None]
+    entered: list[tuple[list[Any], list[Tensor]]] = []
 
-    def forward() -> tuple[list[Any], list[Tensor]]:
+    def forward() -> None:
         with torch.enable_grad(), look_up_saved(data, ()):
             leaf, made = stand_in(held)
             outputs = run(made)
             edges = [edge_of(out) for out in outputs]
         data[1] = outputs[0].detach()
-        return edges, [leaf]
+        entered.append((edges, [leaf]))
 
-    def row() -> float:
-        seconds, entered = 0.0, list[tuple[list[Any], list[Tensor]]]()
-        for _ in range(_ROW):
-            others.layer()
-            begin = time.thread_time()
-            entered.append(forward())
-            seconds += time.thread_time() - begin
-        for edges, leaves in reversed(entered):
-            others.layer()
-            begin = time.thread_time()
-            run_backward(edges, [seed], leaves)
-            seconds += time.thread_time() - begin
-        return seconds / (2 * _ROW)
+    def backward() -> None:
+        edges, leaves = entered.pop()
+        run_backward(edges, [seed], leaves)
 
-    samples: list[float] = []
+    entries: list[float] = []
+    begins: list[float] = []
     for _ in range(1 + _ROWS):
-        others()
-        samples.append(row())
-    return summarise(samples[1:])
+        ways = [_row(others, enter) for enter in (forward, backward)]
+        entries.append(statistics.mean(entry for entry, _ in ways))
+        begins.append(statistics.mean(begin for _, begin in ways))
+    return {
+        "overhead|segment_seconds": summarise(entries[1:]),
+        "overhead|begin_seconds": summarise([max(begin, 0.0) for begin in begins[1:]]),
+    }
+
+
+def _row(others: Others, enter: Callable[[], None]) -> tuple[float, float]:
+    """Return what entering a segment takes in a row of them, and by how much longer the first takes with its layer."""
+    others()
+    laps: list[tuple[float, float]] = []
+    for _ in range(_ROW):
+        begin = time.thread_time()
+        others.layer()
+        ran = time.thread_time()
+        enter()
+        laps.append((ran - begin, time.thread_time() - ran))
+    later = [statistics.mean(column) for column in zip(*laps[1:], strict=True)]
+    return later[1], sum(laps[0]) - sum(later)
 
 
 def time_starts(device: torch.device) -> Timing:
