@@ -59,6 +59,14 @@ class Exchange(NamedTuple):
         _finish([*self.ask(), *self.start()])
 
 
+class Row(NamedTuple):
+    """Messages that follow each other, and the times of a chunk between two and behind the last."""
+
+    messages: int
+    apart: int
+    behind: int
+
+
 class Chunk:
     """Computation of about a given length: products, and memory that is not in the cache."""
 
@@ -114,8 +122,12 @@ def time_beneath(
             continue
         times = chunk.times(max(CHUNK_SECONDS, 2 * seconds), group)
         rounds = max(TURNS, min(ROUNDS, int(HIDDEN_SECONDS / seconds)) // TURNS * TURNS)
-        apart = chunk.times(max(GAP_SECONDS, 2 * seconds), group)
-        hidden = _hidden(exchange, chunk, (apart, times, rounds // 2), group)
+        if primitive == "transfer":  # between two of them a stage computes
+            row = Row(messages=1, apart=times, behind=times)
+        else:
+            apart = chunk.times(max(GAP_SECONDS, 2 * seconds), group)
+            row = Row(messages=ROW, apart=apart, behind=times)
+        hidden = _hidden(exchange, chunk, [row] * (rounds // min(row.messages, 2)), group)
         found[f"held|{name}"], found[f"stolen|{name}"], latency = hidden
         if primitive == "transfer":
             waited = summarise(_one_way(turns[size], chunk, (times, rounds), group))
@@ -157,19 +169,15 @@ def _agreed(seconds: float, group: ProcessGroup, rank: int = 0) -> float:
 
 
 def _hidden(
-    exchange: Exchange, chunk: Chunk, often: tuple[int, int, int], group: ProcessGroup
+    exchange: Exchange, chunk: Chunk, rows: Sequence[Row], group: ProcessGroup
 ) -> tuple[Timing, Timing, float]:
-    """Return what the computing thread holds of each of ``ROW``, what is stolen of it while it computes, and seconds
-    until the last is complete (0 where nobody is told of that).
-
-    ``often``: the times of a chunk before each and behind the last, and how many rows.
-    """
-    apart, behind, rows = often
+    """Return what the computing thread holds of each message, what is stolen of it while it computes, and seconds
+    until the last of a row is complete (0 where nobody is told of that)."""
     held: list[float] = []
     stolen: list[float] = []
     ended: list[float] = []
     exchange.run()
-    for _ in range(rows):
+    for count, apart, behind in rows:
         dist.barrier(group)
         chunk.run(apart)  # what has waited computes slower at first
         begin = time.thread_time()
@@ -177,22 +185,22 @@ def _hidden(
         alone, computed = time.thread_time() - begin, 0.0
         process, begin = time.process_time(), time.thread_time()
         pending = exchange.ask()
-        for number in range(1, 1 + ROW):
+        for number in range(1, 1 + count):
             start = time.perf_counter()
             pending += exchange.start()
-            if number < ROW:
+            if number < count:
                 pending += exchange.ask()
             else:
                 _note_end(pending, start, ended)
             started = time.thread_time()
-            chunk.run(apart if number < ROW else behind)
+            chunk.run(apart if number < count else behind)
             computed += time.thread_time() - started
         done = time.thread_time() - begin
         others = time.process_time() - process - done
         _finish(pending)
-        slower = computed - alone * (1 + (ROW - 1) * apart / behind)
-        held.append((time.thread_time() - begin - computed) / ROW)
-        stolen.append(max(others, 0.0) / ROW + slower / ROW)
+        slower = computed - alone * (1 + (count - 1) * apart / behind)
+        held.append((time.thread_time() - begin - computed) / count)
+        stolen.append((max(others, 0.0) + slower) / count)
     beneath = summarise(stolen)
     return (
         summarise(held),
