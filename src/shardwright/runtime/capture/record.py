@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ def named_arguments(
 def bind(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Write a call with its leading tensors positional and everything else by name.
+    """Write a call with its leading tensors positional and everything else by name, unless Python has that name
+    for itself (``uniform``'s ``from``).
 
     Arguments equal to their default are left out, and layout, memory and device hints are, except
     for ``device``: None, which asks whoever runs the call to fill in its own.
@@ -86,10 +88,12 @@ def bind(
     names = parameter_names(target)
     named = dict(zip((name for name, _ in names), args, strict=False)) | kwargs
     positional: list[Any] = []
-    for name, _ in names:
-        if name not in named or not any(True for _ in tensors_in(named[name])):
+    nameless = max((place for place, (name, _) in enumerate(names) if iskeyword(name)), default=-1)
+    for place, (name, default) in enumerate(names):
+        is_tensor = name in named and any(True for _ in tensors_in(named[name]))
+        if not is_tensor and place > nameless:
             break
-        positional.append(named.pop(name))
+        positional.append(named.pop(name, default))
     rest: dict[str, Any] = {}
     for name, default in names[len(positional) :]:
         if name == "device":
