@@ -90,7 +90,7 @@ class Operator:
     ``tensors.1``). ``attributes`` holds every other argument by schema name. ``module`` is the path
     of the owning module, ``block`` the index of the repeated block it belongs to or -1.
     ``flops`` counts the forward pass. ``kept_bytes`` is what one that runs as it is (``opaque``) makes inside
-    and holds for backward, or what a change of shape copies; like ``flops`` no part of the fingerprint.
+    and holds for backward, or what a change of shape or a convolution copies; like ``flops`` no part of the fingerprint.
     """
 
     name: str

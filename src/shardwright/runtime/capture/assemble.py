@@ -16,11 +16,13 @@ from shardwright.runtime.capture.blocks import cut_blocks, find_units
 from shardwright.runtime.capture.flops import count_flops
 from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.capture.record import (
+    CONVOLUTIONS,
     Record,
     Slot,
     Value,
     aten,
     map_values,
+    order_of_images,
     parameter_names,
     tensors_in,
 )
@@ -151,6 +153,8 @@ def assemble(
             operator = replace(operator, kept_bytes=work.kept)
         elif operator.kind in _RESHAPES:
             operator = replace(operator, kept_bytes=_copied(record))
+        elif record.target in CONVOLUTIONS:
+            operator = _as_images_lie(operator, record)
         operators.append(replace(operator, flops=flops))
         calls.append(call)
     blocks = cut_blocks(operators, tensors, [record.path for record in records], find_units(module))
@@ -185,6 +189,17 @@ def describe(value: Value, name: str, producer: int) -> TensorSpec:
 _RESHAPES = frozenset({
     "aten.reshape.default", "aten.reshape_as.default", "aten.flatten.using_ints", "aten.ravel.default", LOSS,
 })  # fmt: skip
+
+
+def _as_images_lie(operator: Operator, record: Record) -> Operator:
+    """Say of a convolution whether channels lie last in memory, and what is copied of images that lie in no order."""
+    images, weights = (one.meta for one in record.args[:2])
+    order = order_of_images(images, weights)
+    if order != torch.contiguous_format:
+        operator = replace(operator, attributes=(*operator.attributes, ("channels_last", True)))
+    if images.is_contiguous(memory_format=order):
+        return operator
+    return replace(operator, kept_bytes=images.numel() * images.element_size())
 
 
 def _copied(record: Record) -> int:
