@@ -29,7 +29,7 @@ def convolution_workspaces(
 ) -> tuple[int, int]:
     """Return the bytes that forward and backward of a convolution need besides results and gradients, given its image,
     weights and result. An image with gaps in memory is copied in both."""
-    copy = ends[0].bytes if operator.kept_bytes else 0
+    copy = ends[0].bytes if operator.copied else 0
     forward, backward = _workspaces(operator, ends, trains_input=trains_input)
     return forward + copy, backward + copy
 
@@ -39,16 +39,16 @@ def _workspaces(
 ) -> tuple[int, int]:
     image, weight, result = ends
     twice = _twice(operator)
-    few_products, in_one = _are_few_products(image, weight), weight.shape[1] == image.shape[1]
-    if not any(twice) and few_products and in_one:
+    few_products = _are_few_products(image, weight)
+    if not any(twice) and few_products and weight.shape[1] == image.shape[1]:
         return 0, 0
-    if result.dtype == "float64" or (in_one and _is_small(image, weight)):
+    if result.dtype == "float64" or _is_small(image, weight):
         pixels = math.prod(result.shape[2:]) * image.shape[0] * image.shape[1]
         copies = pixels * math.prod(weight.shape[2:]) * DTYPE_BYTES[result.dtype]
         return copies, copies
     if twice[0] and result.shape[1] < HALF:
         return _in_blocks(image) + weight.bytes, _in_blocks(image)
-    if operator.attribute("channels_last") is True and not (twice[0] or few_products):
+    if _is_last(operator, twice) and not few_products:
         return _channels_last(operator, ends)
     return _blocked(operator, ends, twice=twice, trains_input=trains_input)
 
@@ -58,6 +58,11 @@ def _twice(operator: Operator) -> tuple[bool, bool]:
     if "transpose" in operator.kind or operator.attribute("transposed") is True:
         return True, False
     return False, _is_strided(operator) and operator.attribute("groups", 1) == 1
+
+
+def _is_last(operator: Operator, twice: tuple[bool, bool]) -> bool:
+    """Whether channels lie last and blocks of weights alone are needed."""
+    return operator.attribute("channels_last") is True and not twice[0]
 
 
 def _is_strided(operator: Operator) -> bool:
@@ -72,8 +77,8 @@ def _are_few_products(image: Value, weight: Value) -> bool:
 
 
 def _is_small(image: Value, weight: Value) -> bool:
-    """Whether PyTorch leaves an image to its own kernel: there is one, of few numbers, seen by a small one."""
-    few = math.prod(image.shape) <= SMALL_IMAGE
+    """Whether PyTorch leaves an image to its own kernel: there is one, of few numbers, seen whole by a small one."""
+    few = math.prod(image.shape) <= SMALL_IMAGE and weight.shape[1] == image.shape[1]
     return few and image.shape[0] == 1 and max(weight.shape[2:]) <= SMALL_KERNEL
 
 
@@ -129,19 +134,22 @@ def _are_multiplied(operator: Operator, ends: tuple[Value, Value, Value]) -> boo
     themselves of all but small dense ones that fit into the result, padded by no more than half."""
     image, weight, result = ends
     kernel, group = weight.shape[2:], weight.shape[1]
-    if kernel[-1] >= WIDE:
-        return True
-    if group == image.shape[1]:
-        return False
+    if kernel[-1] >= WIDE or group == image.shape[1]:
+        return kernel[-1] >= WIDE
     if _are_few_products(image, weight):
         return True
     if group > 1 or weight.shape[0] > image.shape[1]:
         return group < HALF
     is_dense = all(step == 1 for step in _numbers(operator, "dilation"))
+    return not (kernel[-1] <= WIDE_ALONE and is_dense and _fits(operator, kernel, result))
+
+
+def _fits(operator: Operator, kernel: tuple[int, ...], result: Value) -> bool:
+    """Whether a kernel is no larger than the result, and no more than half of it lies outside of the image."""
     padding = zip(_numbers(operator, "padding"), kernel, strict=False)
-    fits = all(pad <= size // 2 for pad, size in padding)
-    fits &= all(size <= length for size, length in zip(kernel, result.shape[2:], strict=True))
-    return not (kernel[-1] <= WIDE_ALONE and is_dense and fits)
+    is_inside = all(pad <= size // 2 for pad, size in padding)
+    extents = zip(kernel, result.shape[2:], strict=True)
+    return is_inside and all(size <= extent for size, extent in extents)
 
 
 def _numbers(operator: Operator, name: str) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def _over_vocabulary(graph: OperatorGraph, call: Call, values: Sequence[Value]) 
 
 def _rows_copied(operator: Operator, scores: Value) -> int:
     """Return the bytes of scores whose rows are copied first, such as those of all tokens but each last."""
-    return scores.bytes if operator.kept_bytes else 0
+    return scores.bytes if operator.copied else 0
 
 
 def _exponentials(scores: Value, sums: Value) -> int:

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
+
+from shardwright.runtime.capture.lying import laid_out
 
 aten = torch.ops.aten
-ATTENTION = aten.scaled_dot_product_attention.default
 # Arguments that ask for sparse gradients: shards, sums and messages are dense.
 SPARSE = ("sparse", "sparse_grad")
 
@@ -143,44 +143,6 @@ def _dense(target: Callable[..., Any], named: dict[str, Any], name: str) -> bool
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _in_order_of_queries(
-    args: Sequence[Tensor], kwargs: Mapping[str, Any], result: Tensor
-) -> Tensor:
-    """Return what attention makes as fused kernels lay it out, in the order of its queries, which meta tensors do not
-    meet: theirs is the composed one, which runs where there is dropout, too."""
-    query, mask = args[0], next(iter(args[3:]), kwargs.get("attn_mask"))
-    drops = kwargs.get("dropout_p", next(iter(args[4:]), 0.0))
-    trains = mask is not None and mask.requires_grad
-    if drops or trains or query.dim() != 4 or query.shape != result.shape:
-        return result
-    return torch.empty_like(query).requires_grad_(result.requires_grad)
-
-
-CONVOLUTIONS = frozenset({
-    aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv_transpose1d.default,
-    aten.conv_transpose2d.input, aten.conv_transpose3d.input,
-})  # fmt: skip
-
-
-def order_of_images(images: Tensor, weights: Tensor) -> torch.memory_format:
-    """Return how a convolution wants what it reads to lie in memory: channels last where either does."""
-    orders = (suggest_memory_format(images), suggest_memory_format(weights))
-    return next((one for one in orders if one != torch.contiguous_format), orders[0])
-
-
-def _in_order_of_images(args: Sequence[Tensor], _: Mapping[str, Any], result: Tensor) -> Tensor:
-    """Return what a convolution makes as its kernels lay it out; meta tensors have channels first always."""
-    order = order_of_images(args[0], args[1])
-    grad = result.requires_grad
-    return torch.empty_like(result, memory_format=order).requires_grad_(grad)
-
-
-# What lays results out as meta tensors do not know.
-_LAYS_OUT: dict[Any, Callable[[Sequence[Tensor], Mapping[str, Any], Tensor], Tensor]] = {
-    ATTENTION: _in_order_of_queries, **dict.fromkeys(CONVOLUTIONS, _in_order_of_images),
-}  # fmt: skip
 
 
 def shares_storage(one: Value, other: Value) -> bool:
@@ -316,8 +278,7 @@ class Recorder:
         if "device" in named:
             named["device"] = torch.device("meta")
         result = target(*arguments, **named)
-        lays_out = _LAYS_OUT.get(target)
-        return lays_out(arguments, named, result) if lays_out else result
+        return laid_out(target, arguments, named, result)
 
     def cut(self, value: Value) -> Value:
         """Return a value as it is seen here: inside a ``torch.no_grad`` region without its gradient."""
