@@ -118,6 +118,14 @@ class Noisy(Two):
         return {"loss": self.second(self.first(x) + noise * kept).square().mean(), "noise": noise}
 
 
+class Jittered(Two):
+    """A router's input times noise between two bounds, as Switch Transformers have it."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        noise = torch.empty_like(x).uniform_(1.0 - 0.01, 1.0 + 0.01)
+        return {"loss": self.second(self.first(x) * noise).square().mean(), "noise": noise}
+
+
 def made(kind: Callable[[], nn.Module]) -> zoo.Example:
     torch.manual_seed(0)
     return kind().double(), {"x": torch.randn(8, 4, 6, dtype=torch.float64)}
@@ -175,6 +183,13 @@ def test_every_sample_has_noise_of_its_own(seed: Seed) -> None:
     assert len(noise.unique()) == 8 * 4 * 6
     assert 0.5 < float(noise.std()) < 1.5
     assert {tuple(losses) for losses, _, _ in ranks} == {tuple(ranks[0][0])}
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3], ids=lambda seed: seed.label)
+def test_noise_keeps_to_the_bounds_that_it_was_given(seed: Seed) -> None:
+    noise = trained(Jittered, seed, ("noise",))[0][2]["noise"]
+    assert 0.99 <= float(noise.min()) < 0.995
+    assert 1.005 < float(noise.max()) <= 1.01
 
 
 def test_a_mask_with_a_value_for_every_place_still_needs_the_whole_batch() -> None:

@@ -90,7 +90,8 @@ class Operator:
     ``tensors.1``). ``attributes`` holds every other argument by schema name. ``module`` is the path
     of the owning module, ``block`` the index of the repeated block it belongs to or -1.
     ``flops`` counts the forward pass. ``kept_bytes`` is what one that runs as it is (``opaque``) makes inside
-    and holds for backward, or what a change of shape copies; like ``flops`` no part of the fingerprint.
+    and holds for backward, ``copied`` the positions of inputs that are copied first, since they lie in memory otherwise than
+    the kernel wants them; like ``flops`` no part of the fingerprint.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Operator:
     block: int = -1
     flops: float = 0.0
     kept_bytes: int = 0
+    copied: tuple[int, ...] = ()
 
     def attribute(self, name: str, default: Constant = None) -> Constant:
         """Return a constant argument by its schema name."""

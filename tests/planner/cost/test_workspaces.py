@@ -81,6 +81,27 @@ CONVOLUTIONS: list[tuple[Made, tuple[int, ...]]] = [
     (partial(nn.Conv2d, 96, 96, 3, stride=2, padding=1, groups=96), (8, 96, 32, 32)),
     (partial(nn.ConvTranspose2d, 32, 16, 2, stride=2), (4, 32, 32, 32)),
     (partial(nn.ConvTranspose2d, 16, 1, 4, stride=2, padding=1), (128, 16, 14, 14)),
+    (partial(nn.Conv2d, 64, 64, 7, padding=3, groups=64), (8, 64, 16, 16)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=2, dilation=2, groups=64), (8, 64, 8, 8)),
+    (partial(nn.Conv2d, 128, 128, 3, padding=1, groups=128), (1, 128, 2, 2)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=1, groups=16), (8, 64, 8, 8)),
+    (partial(nn.Conv2d, 64, 64, 1, groups=4), (8, 64, 8, 8)),
+    (partial(nn.Conv1d, 64, 64, 4, padding=3, groups=64), (8, 64, 64)),
+    (partial(nn.Conv1d, 64, 64, 16, padding=8, groups=4), (8, 64, 50)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 2, 2)),
+]
+# The same where channels lie last.
+LAST: list[tuple[Made, tuple[int, ...]]] = [
+    (partial(nn.Conv2d, 64, 64, 7, padding=3, groups=64), (8, 64, 16, 16)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=1, groups=64), (8, 64, 16, 16)),
+    (partial(nn.Conv2d, 128, 128, 3, padding=1, groups=128), (8, 128, 1, 1)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 16, 16)),
+    (partial(nn.Conv2d, 20, 40, 3, padding=1), (8, 20, 16, 16)),
+    (partial(nn.Conv2d, 64, 128, 2, stride=2), (8, 64, 16, 16)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=1, groups=8), (8, 64, 8, 8)),
+    (partial(nn.Conv2d, 32, 64, 1), (32, 32, 24, 24)),
+    (partial(nn.Conv3d, 16, 32, 3, padding=1), (2, 16, 8, 16, 16)),
+    (partial(nn.Conv1d, 128, 128, 4, padding=3, groups=128), (8, 128, 32)),
 ]
 
 
@@ -88,15 +109,36 @@ CONVOLUTIONS: list[tuple[Made, tuple[int, ...]]] = [
     ("make", "shape"), CONVOLUTIONS, ids=lambda one: str(one()) if callable(one) else ""
 )
 def test_convolutions_copy_what_the_allocator_sees(make: Made, shape: tuple[int, ...]) -> None:
-    """To a tenth of what goes in and out. Channels are whole blocks here, whatever the vectors' width."""
+    """To a tenth of what goes in and out, and of weights. Channels are whole blocks here, whatever the vectors' width."""
     layer = make()
     x = torch.randn(shape, dtype=next(layer.parameters()).dtype)
-    module, batch = Behind(layer).to(x.dtype), {"x": x}
-    graph = capture(module, batch).graph
+    needs_as_seen(layer, Behind(layer).to(x.dtype), x, x.clone())
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), LAST, ids=lambda one: str(one()) if callable(one) else ""
+)
+def test_convolutions_whose_channels_lie_last_copy_what_the_allocator_sees(
+    make: Made, shape: tuple[int, ...]
+) -> None:
+    """Of 1d they are put in order first."""
+    layer = make()
+
+    class Turned(Behind):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.movedim(-1, 1))
+
+    x = torch.randn(shape[0], *shape[2:], shape[1])
+    needs_as_seen(layer, Turned(layer), x, x.movedim(-1, 1).detach())
+
+
+def needs_as_seen(layer: nn.Module, module: nn.Module, x: Tensor, image: Tensor) -> None:
+    """Compare what a model's convolution is told to need with what it needs, given an image."""
+    graph = capture(module, {"x": x}).graph
     call = next(one for one in calls_alone(graph) if "conv" in graph.operators[one.operator].kind)
     values = values_alone(graph)
-    forward, _, backward = peaks(layer, x.clone())
-    ends = values[call.operands[0]].bytes + values[call.results[0]].bytes
+    forward, _, backward = peaks(layer, image)
+    ends = sum(values[one].bytes for one in (*call.operands[:2], *call.results))
     assert forward_workspace(graph, call, values) == pytest.approx(forward, abs=0.1 * ends)
     # What happens to the last gradients of parameters is not seen apart from their own size.
     assert backward_workspace(graph, call, values) == pytest.approx(backward, abs=0.1 * ends)

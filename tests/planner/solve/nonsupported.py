@@ -50,9 +50,8 @@ class NonSupported:
         merged = merge_scopes(graph)
         self._allowed = undominated(merged.sizes, merged.tables)
         self._graph = merged.restrict(self._allowed)
-        self._order = elimination_order(
-            self._graph.sizes, [factor.scope for factor in self._graph.factors]
-        )
+        scopes = [factor.scope for factor in self._graph.factors]
+        self._order = tuple(elimination_order(self._graph.sizes, scopes))
         self._steps = _steps(self._graph, self._order)
         self._max_rows = max_rows
 

@@ -150,6 +150,33 @@ def test_what_choices_of_others_share_is_added_up_once() -> None:
     assert np.diff(found.steps[4]).max() == 3
 
 
+def test_room_of_tables_that_nothing_reads_any_more_is_taken_again() -> None:
+    """A long ladder: each step reads what the one before left, so that few tables are there at a time."""
+    rng, length = np.random.default_rng(7), 40
+    sizes = (3,) * (2 * length)
+    rungs = [(2 * i, 2 * i + 1) for i in range(length)]
+    rails = [(v, v + 2) for v in range(2 * length - 2)]
+    tables = {scope: rng.random((3, 3)) for scope in (*rungs, *rails)}
+    found = plan(sizes, tuple(tables))
+    assert found is not None
+    assert found.num_messages <= 5 * 3**2 < found.num_choices
+    graph = FactorGraph(
+        sizes, tuple(Factor(scope, cells, 0 * cells) for scope, cells in tables.items())
+    )
+    least = np.zeros((3, 3))  # over the choices of a rung, of all that lies before it
+    for i, rung in enumerate(rungs):
+        least = least + tables[rung]
+        if i + 1 < length:
+            left, right = (tables[v, v + 2] for v in rung)
+            moved = least[:, :, None, None] + left[:, None, :, None] + right[None, :, None, :]
+            least = moved.min((0, 1))
+    solved = Elimination.of(graph).solve(np.array([(1.0, 0.0)]))
+    assert solved.values[0] == pytest.approx(least.min(), rel=1e-12)
+    assert graph.evaluate(solved.assignments[0].tolist())[0] == pytest.approx(
+        least.min(), rel=1e-12
+    )
+
+
 def test_solving_twice_gives_the_same_assignment() -> None:
     weights = np.array([(1.0, 0.0), (1.0, 1e-10)])
     first = Elimination.of(random_graph(5)).solve(weights)

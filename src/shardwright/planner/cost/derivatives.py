@@ -70,7 +70,7 @@ def is_view(bare: str) -> bool:
 
 def shares_storage(graph: OperatorGraph, operator: Operator) -> bool:
     """Whether results lie where the first operand does: views that copied nothing when captured, and what returns it."""
-    views = is_view(base_kind(operator.kind)) and not operator.kept_bytes
+    views = is_view(base_kind(operator.kind)) and not operator.copied
     return bool(operator.inputs) and (views or is_identity(graph, operator))
 
 

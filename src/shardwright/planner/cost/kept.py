@@ -206,8 +206,12 @@ def _extreme(_graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...])
     return tuple(range(len(needs))), ((0,) if len(needs) == 1 else ()), _nothing
 
 
-def _product(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
-    return other_factors(needs), (), _nothing
+def _product(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    """Each factor whose partner wants a gradient, or its copy."""
+    kept, size = other_factors(needs), number_bytes(graph, operator)
+    copies = [place for place in kept if place in operator.copied]
+    original = tuple(place for place in kept if place not in copies)
+    return original, (), lambda i, _o: size * sum(math.prod(i[place]) for place in copies)
 
 
 def _operands(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
@@ -255,10 +259,9 @@ def _cosine(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) 
 def _matmul(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
     """Matrices that one side has fewer of are copied for each of the other's."""
     left, right = (graph.tensors[tensor].shape for tensor in operator.inputs)
-    kept = other_factors(needs)
     if min(len(left), len(right)) < 3 or left[:-2] == right[:-2]:
-        return kept, (), _nothing
-    size = number_bytes(graph, operator)
+        return _product(graph, operator, needs)
+    kept, size = other_factors(needs), number_bytes(graph, operator)
 
     def copies(inputs: Shapes, outputs: Shapes) -> int:
         matrices = math.prod(outputs[0][:-2])

@@ -1,9 +1,8 @@
 """What kernels need for a moment besides their operands and results, in forward and in backward.
 
-On CPUs these are PyTorch's and oneDNN's, seen through the allocator (torch 2.13, x86 with vectors of 512 bits; those of
-256 bits pad channels to 8): convolutions put what they read into blocks of channels, and read their results out of
-such; recurrences copy weights and gates. On GPUs only what software is known to need is counted: cuDNN's workspaces are
-not. Other software runs other kernels of the same operators: see ``kept``.
+On CPUs these are PyTorch's and oneDNN's, seen through the allocator: recurrences copy weights and gates; convolutions see
+``convolved``. On GPUs only what software is known to need is counted: cuDNN's workspaces are not. Other software runs
+other kernels of the same operators: see ``kept``.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Value
 from shardwright.core.vocabulary import LOG_SUMS, LOSS, is_whole
+from shardwright.planner.cost.convolved import convolution_workspaces
 from shardwright.planner.cost.derivatives import base_kind, recurrence
 from shardwright.planner.cost.temporaries import made_backward, made_forward
 
@@ -27,13 +27,6 @@ IN_PLACE = frozenset({"in place", "copied"})
 CONVOLUTIONS = frozenset({
     "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
 })  # fmt: skip
-# Channels of a block. Images of few are read as they lie: by forward where they do not fill one, by gradients of
-# weights where they do not fill more than half of one.
-LANES, HALF = 16, 8
-# From so many images on oneDNN takes products of channels, too (with one thread, as a rank has here).
-MANY_IMAGES = 16
-# What one image of at most so many numbers is convolved by: a product with copies of its pixels.
-SMALL_IMAGE, SMALL_KERNEL = 20480, 3
 # By the kind of a recurrence's kernel: so many times its outputs in forward, in backward, and of its recurrent weights
 # in backward, whichever of the two is more.
 COMPOSITE = {"LSTM": (4.0, 2.9, 3.24), "GRU": (3.0, 2.0, 3.0), "RNN": (1.0, 1.25, 4.0)}
@@ -98,7 +91,7 @@ def _over_vocabulary(graph: OperatorGraph, call: Call, values: Sequence[Value]) 
 
 def _rows_copied(operator: Operator, scores: Value) -> int:
     """Return the bytes of scores whose rows are copied first, such as those of all tokens but each last."""
-    return scores.bytes if operator.kept_bytes else 0
+    return scores.bytes if operator.copied else 0
 
 
 def _exponentials(scores: Value, sums: Value) -> int:
@@ -124,7 +117,9 @@ def _of_cpus(
         return None
     if base_kind(operator.kind) in CONVOLUTIONS:
         trains = graph.tensors[operator.inputs[0]].needs_gradient
-        return _convolution(operator, call, values, trains_input=trains)
+        result = next(value for value in call.results if value >= 0)
+        ends = values[call.operands[0]], values[call.operands[1]], values[result]
+        return convolution_workspaces(operator, ends, trains_input=trains)
     if kernel := recurrence(graph, operator):
         return _recurrence(kernel, operator, call, values)
     return None
@@ -146,73 +141,3 @@ def _recurrence(
     forward, backward, recurrent = COMPOSITE[kernel]
     widest = max((one.bytes for one in weights[1:2]), default=0)
     return round(forward * made), round(max(backward * made, recurrent * widest)) - later
-
-
-def _convolution(
-    operator: Operator, call: Call, values: Sequence[Value], *, trains_input: bool
-) -> tuple[int, int]:
-    """Return the workspaces of a convolution: of an image that is small, or in double precision, copies of its pixels for
-    a product; else blocks of channels, see the head of this module."""
-    image, weight = (values[value] for value in call.operands[:2])
-    result = values[next(value for value in call.results if value >= 0)]
-    twice = _twice(operator)
-    if not any(twice) and _is_product(image, weight):
-        return 0, 0
-    if result.dtype == "float64" or _is_small(image, weight):
-        pixels = math.prod(result.shape[2:]) * image.shape[0] * image.shape[1]
-        copies = pixels * math.prod(weight.shape[2:]) * DTYPE_BYTES[result.dtype]
-        return copies, copies
-    if twice[0] and result.shape[1] < HALF:
-        return _in_blocks(image) + weight.bytes, _in_blocks(image)
-    return _blocked(image, weight, result, twice=twice, trains_input=trains_input)
-
-
-def _twice(operator: Operator) -> tuple[bool, bool]:
-    """Whether results, and gradients of inputs, come by way of another tensor: transposed; strided and in one group."""
-    if "transpose" in operator.kind or operator.attribute("transposed") is True:
-        return True, False
-    return False, _is_strided(operator) and operator.attribute("groups", 1) == 1
-
-
-def _is_strided(operator: Operator) -> bool:
-    steps = operator.attribute("stride")
-    return isinstance(steps, tuple) and any(step != 1 for step in steps)
-
-
-def _is_product(image: Value, weight: Value) -> bool:
-    """Whether channels are multiplied as they lie."""
-    as_it_lies = image.dtype == "float64" or image.shape[0] < MANY_IMAGES
-    return math.prod(weight.shape[2:]) == 1 and as_it_lies
-
-
-def _is_small(image: Value, weight: Value) -> bool:
-    """Whether PyTorch leaves an image to its own kernel: there is one, of few numbers, seen by a small one."""
-    few = math.prod(image.shape) <= SMALL_IMAGE
-    return few and image.shape[0] == 1 and max(weight.shape[2:]) <= SMALL_KERNEL
-
-
-def _blocked(
-    image: Value, weight: Value, result: Value, *, twice: tuple[bool, bool], trains_input: bool
-) -> tuple[int, int]:
-    """Return the workspaces of oneDNN: forward reads input and weights into blocks, makes blocks, then the result of
-    them; backward likewise, the gradient of the input first, then that of the weights. ``twice``: whether the result,
-    and the input's gradient, come by way of another tensor, which lies channels last and is filled up with none."""
-    read, made = _in_blocks(image), _in_blocks(result)
-    weights = weight.bytes * read * made // max(image.bytes * result.bytes, 1)
-    seen = read if image.shape[1] >= LANES else 0
-    forward = 2 * result.bytes if twice[0] else made
-    forward = max(seen + weights + made - result.bytes, forward)
-    backward = made + (read if image.shape[1] > HALF else 0) + weights - weight.bytes
-    if trains_input:
-        if twice[1]:
-            read = image.bytes
-        whole = read + twice[1] * image.bytes
-        first = max(made + weights + read - image.bytes, whole) - weight.bytes
-        backward = max(backward, first)
-    return forward, backward
-
-
-def _in_blocks(image: Value) -> int:
-    """Return the bytes of an image whose channels are filled up to whole blocks."""
-    channels = image.shape[1]
-    return image.bytes * (-(-channels // LANES) * LANES) // max(channels, 1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,9 +45,10 @@ class Buckets:
     """An elimination's order and tables, as ``kernels.eliminate`` takes them."""
 
     steps: tuple[Ints, ...]
-    tables: tuple[Ints, Ints]
+    tables: tuple[Ints, ...]
     dims: tuple[Ints, ...]
     num_messages: int
+    num_choices: int
 
     def minimise(self, cells: Floats, picks: NDArray[np.int32]) -> float:
         """Return the least sum of the tables; write each variable's choice into ``picks``.
@@ -56,7 +58,7 @@ class Buckets:
         """
         from shardwright.planner.solve.kernels import eliminate
 
-        choices = np.empty(self.num_messages, np.int16)
+        choices = np.empty(self.num_choices, np.int16)
         return eliminate(cells, self.steps, self.tables, self.dims, picks, choices)
 
 
@@ -65,11 +67,41 @@ def plan(sizes: tuple[int, ...], scopes: tuple[Scope, ...]) -> Buckets | None:
     """Order the variables and plan every table of the elimination, those of ``scopes`` lying one behind the other;
     None if one is too large. Other meshes and microbatches often leave the same choices."""
     draft = _Draft(sizes, scopes)
-    given = draft.free
     for variable in elimination_order(sizes, scopes):
         if not draft.eliminate(variable):
             return None
-    return draft.buckets(given)
+    return draft.buckets()
+
+
+class _Room:
+    """Cells from ``end`` on, and spans before it that nothing lies in any more, in order: of these the first that is
+    long enough is taken again."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self._spans: list[tuple[int, int]] = []
+
+    def take(self, count: int) -> int:
+        """Return where so many cells are free."""
+        spans = self._spans
+        for number, (begin, end) in enumerate(spans):
+            if end - begin >= count:
+                spans[number : number + 1] = [(begin + count, end)] if end - begin > count else []
+                return begin
+        begin = spans.pop()[0] if spans and spans[-1][1] == self.end else self.end
+        self.end = begin + count
+        return begin
+
+    def give(self, begin: int, count: int) -> None:
+        """Take back cells that nothing reads any more."""
+        spans, end = self._spans, begin + count
+        number = bisect_left(spans, (begin, end))
+        if number < len(spans) and spans[number][0] == end:
+            end = spans.pop(number)[1]
+        if number and spans[number - 1][1] == begin:
+            number -= 1
+            begin = spans.pop(number)[0]
+        spans.insert(number, (begin, end))
 
 
 class _Draft:
@@ -82,7 +114,6 @@ class _Draft:
     """
 
     def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope]) -> None:
-        self.free = 0  # where the next table begins
         self._sizes = sizes
         self._known: list[Scope] = []
         self._where: list[int] = []
@@ -92,9 +123,12 @@ class _Draft:
         self._tables: list[tuple[int, int]] = []
         self._dims: list[tuple[int, int]] = []
         self._moves: list[int] = []
+        self._given = 0  # cells of tables that are not made here
         for scope in scopes:
-            self._enter(scope, self.free)
-            self.free += num_cells(sizes, scope)
+            self._enter(scope, self._given)
+            self._given += num_cells(sizes, scope)
+        self._room = _Room(self._given)
+        self._num_picks = self._num_choices = 0
 
     def _enter(self, scope: Scope, place: int) -> None:
         for variable in scope:
@@ -103,18 +137,27 @@ class _Draft:
         self._where.append(place)
 
     def _add_up(self, tables: Sequence[tuple[Scope, int]], variable: int, others: Scope) -> int:
-        """Plan a step: sum tables, and minimise over a variable, -1 for none; return where its table begins."""
-        sizes, begin = self._sizes, self.free
+        """Plan a step: sum tables, which nothing else reads, and minimise over a variable, -1 for none; return where
+        its table begins."""
+        sizes = self._sizes
         count = num_cells(sizes, others)
+        begin = self._room.take(count)
         size = 1 if variable < 0 else sizes[variable]
         onto = -1 if variable < 0 else self._alike.get(others, -1)
-        self._rows.append([variable, size, count, begin, *self._ends(), onto])
+        kept = self._num_picks
+        self._num_choices = max(self._num_choices, kept + count)
+        if variable >= 0:
+            self._num_picks += count  # else the next step's lie there
+        self._rows.append([variable, size, count, begin, *self._ends(), kept, onto])
         for scope, place in tables:
             moves = dict(zip(scope, strides([sizes[v] for v in scope]), strict=True))
             self._tables.append((place, moves.get(variable, 0)))
             self._moves += [moves.get(v, 0) for v in others]
+            if place >= self._given:
+                self._room.give(place, num_cells(sizes, scope))
         self._dims += [(v, sizes[v]) for v in others]
-        self.free += count
+        if onto >= 0:
+            self._room.give(begin, count)
         return begin
 
     def _ends(self) -> list[int]:
@@ -149,16 +192,15 @@ class _Draft:
             tables[:2] = [(both, self._add_up(tables[:2], -1, both))]
         return tables
 
-    def buckets(self, first_free: int) -> Buckets:
+    def buckets(self) -> Buckets:
         """Return the plan in columns."""
-        rows = [*self._rows, [0, 0, 0, self.free, *self._ends(), -1]]
-        variable, *steps, onto = _columns(rows, 8)
-        place, move = _columns(self._tables, 2)
+        variable, *steps = _columns([*self._rows, [0, 0, 0, 0, *self._ends(), 0, -1]], 9)
         return Buckets(
-            steps=(variable[:-1], *steps, steps[2] - first_free, onto),
-            tables=(place, move),
+            steps=(variable[:-1], *steps),
+            tables=_columns(self._tables, 2),
             dims=(*_columns(self._dims, 2), np.array(self._moves, np.int64)),
-            num_messages=self.free - first_free,
+            num_messages=self._room.end - self._given,
+            num_choices=self._num_choices,
         )
 
 
@@ -184,8 +226,8 @@ def join(near: list[set[int]], variable: int) -> None:
         near[other] -= {other, variable}
 
 
-def elimination_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
-    """Order variables greedily by the size of the table their elimination makes, ties by index."""
+def elimination_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> Iterator[int]:
+    """Yield variables greedily by the size of the table their elimination makes, ties by index."""
     near = neighbours(len(sizes), scopes)
     logs = [math.log2(max(size, 1)) + 1e-9 for size in sizes]
 
@@ -195,16 +237,14 @@ def elimination_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[in
     weight = [table(variable) for variable in range(len(near))]
     queue = [(weight[variable], variable) for variable in range(len(near))]
     heapq.heapify(queue)
-    order: list[int] = []
     done = [False] * len(near)
     while queue:
         known, variable = heapq.heappop(queue)
         if done[variable] or known != weight[variable]:
             continue
-        order.append(variable)
         done[variable] = True
+        yield variable
         join(near, variable)
         for other in near[variable]:
             weight[other] = table(other)
             heapq.heappush(queue, (weight[other], other))
-    return tuple(order)

@@ -210,19 +210,22 @@ def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
     sizes = [len(one) for one in options]
     if not all(sizes):
         return None
-    scopes: list[Scope] = [(node,) for node in range(problem.num_nodes)]
-    parts = [problem.cost[a + one] for a, one in zip(problem.first.tolist(), options, strict=False)]
-    for edge in range(len(problem.ends)):
-        one, two = int(problem.ends[edge, 0]), int(problem.ends[edge, 1])
-        scopes.append((one, two))
-        rows = int(problem.table[edge]) + options[one][:, None] * int(problem.sizes[two])
-        rows = rows + options[two][None, :]
-        parts.append(problem.cells[rows].ravel())
+    ends: list[list[int]] = problem.ends.tolist()
+    scopes: list[Scope] = [*((node,) for node in range(problem.num_nodes)), *map(tuple, ends)]
     buckets = plan(tuple(sizes), tuple(scopes))
     if buckets is None:
         return None
+    parts = [problem.cost[a + one] for a, one in zip(problem.first.tolist(), options, strict=False)]
+    for (one, two), begin in zip(ends, problem.table.tolist(), strict=True):
+        rows = begin + options[one][:, None] * int(problem.sizes[two])
+        parts.append(problem.cells[rows + options[two]].ravel())
     picks = np.zeros(problem.num_nodes, np.int32)
-    buckets.minimise(np.concatenate([*parts, np.empty(buckets.num_messages)]), picks)
+    length = sum(map(len, parts))
+    cells = np.empty(
+        length + buckets.num_messages
+    )  # many, which are only written where they are used
+    np.concatenate(parts, out=cells[:length])
+    buckets.minimise(cells, picks)
     return np.array([one[pick] for one, pick in zip(options, picks, strict=True)], np.int64)
 
 

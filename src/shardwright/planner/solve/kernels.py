@@ -236,7 +236,7 @@ def sum_out(
 
 @compiled
 def eliminate(
-    cells: Floats, steps: tuple[Ints, ...], tables: tuple[Ints, Ints], dims: tuple[Ints, ...],
+    cells: Floats, steps: tuple[Ints, ...], tables: tuple[Ints, ...], dims: tuple[Ints, ...],
     picks: NDArray[np.int32], choices: Picks,
 ) -> float:  # fmt: skip
     """Minimise one sum of tables; write each variable's choice into ``picks``.

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
-from shardwright.core.vocabulary import LOSS
 from shardwright.runtime.capture import operators as own
 from shardwright.runtime.capture.blocks import cut_blocks, find_units
 from shardwright.runtime.capture.flops import count_flops
 from shardwright.runtime.capture.hooks import Opaque
+from shardwright.runtime.capture.lying import CONVOLUTIONS, copied_operands, order_of_images
 from shardwright.runtime.capture.record import (
     Record,
     Slot,
@@ -149,9 +149,7 @@ def assemble(
             work = record.target.work_of(shapes)
             flops += work.flops
             operator = replace(operator, kept_bytes=work.kept)
-        elif operator.kind in _RESHAPES:
-            operator = replace(operator, kept_bytes=_copied(record))
-        operators.append(replace(operator, flops=flops))
+        operators.append(replace(_as_it_lies(operator, record), flops=flops))
         calls.append(call)
     blocks = cut_blocks(operators, tensors, [record.path for record in records], find_units(module))
     for number, block in enumerate(blocks):
@@ -181,22 +179,13 @@ def describe(value: Value, name: str, producer: int) -> TensorSpec:
     )
 
 
-# What copies its first operand where that lies in memory in an order of its own.
-_RESHAPES = frozenset({
-    "aten.reshape.default", "aten.reshape_as.default", "aten.flatten.using_ints", "aten.ravel.default", LOSS,
-})  # fmt: skip
-
-
-def _copied(record: Record) -> int:
-    """Return the bytes of the copy that a change of shape makes, or a loss of scores whose rows it wants, 0 where
-    memory is read as it lies."""
-    seen, made = record.args[0].meta, record.outputs[0].meta
-    shape = made.shape if made.dim() else (-1, seen.shape[-1])
-    try:
-        torch.empty_strided(seen.shape, seen.stride(), device="meta").view(shape)
-    except RuntimeError:
-        return seen.numel() * seen.element_size()
-    return 0
+def _as_it_lies(operator: Operator, record: Record) -> Operator:
+    """Say of an operator what it copies first, and of a convolution whether channels lie last."""
+    metas = [one.meta for one in tensors_in([record.args, list(record.kwargs.values())])]
+    if record.target in CONVOLUTIONS and order_of_images(*metas[:2]) != torch.contiguous_format:
+        operator = replace(operator, attributes=(*operator.attributes, ("channels_last", True)))
+    shapes = [tuple(one.meta.shape) for one in record.outputs]
+    return replace(operator, copied=copied_operands(operator.kind, metas, shapes))
 
 
 def kind_of(target: Callable[..., Any]) -> str:

@@ -12,14 +12,16 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from keyword import iskeyword
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from shardwright.runtime.capture.lying import laid_out
+
 aten = torch.ops.aten
-ATTENTION = aten.scaled_dot_product_attention.default
 # Arguments that ask for sparse gradients: shards, sums and messages are dense.
 SPARSE = ("sparse", "sparse_grad")
 
@@ -78,7 +80,8 @@ def named_arguments(
 def bind(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Write a call with its leading tensors positional and everything else by name.
+    """Write a call with its leading tensors positional and everything else by name, unless Python has that name
+    for itself (``uniform``'s ``from``).
 
     Arguments equal to their default are left out, and layout, memory and device hints are, except
     for ``device``: None, which asks whoever runs the call to fill in its own.
@@ -86,10 +89,12 @@ def bind(
     names = parameter_names(target)
     named = dict(zip((name for name, _ in names), args, strict=False)) | kwargs
     positional: list[Any] = []
-    for name, _ in names:
-        if name not in named or not any(True for _ in tensors_in(named[name])):
+    nameless = max((place for place, (name, _) in enumerate(names) if iskeyword(name)), default=-1)
+    for place, (name, default) in enumerate(names):
+        is_tensor = name in named and any(True for _ in tensors_in(named[name]))
+        if not is_tensor and place > nameless:
             break
-        positional.append(named.pop(name))
+        positional.append(named.pop(name, default))
     rest: dict[str, Any] = {}
     for name, default in names[len(positional) :]:
         if name == "device":
@@ -138,17 +143,6 @@ def _dense(target: Callable[..., Any], named: dict[str, Any], name: str) -> bool
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _laid_out(args: Sequence[Tensor], kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
-    """Return what attention makes as fused kernels lay it out, in the order of its queries, which meta tensors do not
-    meet: theirs is the composed one, which runs where there is dropout, too."""
-    query, mask = args[0], next(iter(args[3:]), kwargs.get("attn_mask"))
-    drops = kwargs.get("dropout_p", next(iter(args[4:]), 0.0))
-    trains = mask is not None and mask.requires_grad
-    if drops or trains or query.dim() != 4 or query.shape != result.shape:
-        return result
-    return torch.empty_like(query).requires_grad_(result.requires_grad)
 
 
 def shares_storage(one: Value, other: Value) -> bool:
@@ -284,7 +278,7 @@ class Recorder:
         if "device" in named:
             named["device"] = torch.device("meta")
         result = target(*arguments, **named)
-        return _laid_out(arguments, named, result) if target is ATTENTION else result
+        return laid_out(target, arguments, named, result)
 
     def cut(self, value: Value) -> Value:
         """Return a value as it is seen here: inside a ``torch.no_grad`` region without its gradient."""
