@@ -122,12 +122,9 @@ def time_beneath(
             continue
         times = chunk.times(max(CHUNK_SECONDS, 2 * seconds), group)
         rounds = max(TURNS, min(ROUNDS, int(HIDDEN_SECONDS / seconds)) // TURNS * TURNS)
-        if primitive == "transfer":  # between two of them a stage computes
-            row = Row(messages=1, apart=times, behind=times)
-        else:
-            apart = chunk.times(max(GAP_SECONDS, 2 * seconds), group)
-            row = Row(messages=ROW, apart=apart, behind=times)
-        hidden = _hidden(exchange, chunk, [row] * (rounds // min(row.messages, 2)), group)
+        apart = chunk.times(max(GAP_SECONDS, 2 * seconds), group)
+        rows = _rows(primitive, (apart, times), rounds)
+        hidden = _hidden(exchange, chunk, rows, group)
         found[f"held|{name}"], found[f"stolen|{name}"], latency = hidden
         if primitive == "transfer":
             waited = summarise(_one_way(turns[size], chunk, (times, rounds), group))
@@ -138,9 +135,16 @@ def time_beneath(
         if latency and (size <= SIZES[1] or not hiding):
             hiding.append(latency)
     if found:
-        hides = summarise(hiding) if hiding else Timing(seconds=CHUNK_SECONDS, spread=0.0, count=1)
+        hides = summarise(hiding or [CHUNK_SECONDS])
         found |= {"skew": _skew(chunk, group), "hiding": hides}
     return found
+
+
+def _rows(primitive: str, times: tuple[int, int], rounds: int) -> list[Row]:
+    """Return the rows in which messages are measured; between two transfers a stage computes."""
+    if primitive == "transfer":
+        return [Row(messages=1, apart=times[1], behind=times[1])] * rounds
+    return [Row(messages=ROW, apart=times[0], behind=times[1])] * (rounds // 2)
 
 
 def _held(exchange: Exchange, chunk: Chunk, group: ProcessGroup) -> Timing:
@@ -174,7 +178,8 @@ def _hidden(
     """Return what the computing thread holds of each message, what is stolen of it while it computes, and seconds
     until the last of a row is complete (0 where nobody is told of that)."""
     held: list[float] = []
-    stolen: list[float] = []
+    others: list[float] = []
+    slower: list[float] = []
     ended: list[float] = []
     exchange.run()
     for count, apart, behind in rows:
@@ -196,15 +201,19 @@ def _hidden(
             chunk.run(apart if number < count else behind)
             computed += time.thread_time() - started
         done = time.thread_time() - begin
-        others = time.process_time() - process - done
+        others.append(max(time.process_time() - process - done, 0.0) / count)
         _finish(pending)
-        slower = computed - alone * (1 + (count - 1) * apart / behind)
         held.append((time.thread_time() - begin - computed) / count)
-        stolen.append((max(others, 0.0) + slower) / count)
-    beneath = summarise(stolen)
+        slower.append((computed - alone * (1 + (count - 1) * apart / behind)) / count)
+    taken, more = summarise(others), summarise(slower)
+    stolen = Timing(
+        seconds=taken.seconds + max(more.seconds, 0.0),
+        spread=taken.spread + more.spread,
+        count=taken.count,
+    )
     return (
         summarise(held),
-        replace(beneath, seconds=max(beneath.seconds, 0.0)),
+        stolen,
         statistics.median(ended or [0.0]),
     )
 
