@@ -29,11 +29,6 @@ from shardwright.planner.lower.stage import Stage
 from shardwright.planner.remember import KEPT
 
 
-def _often(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps of every microbatch, the last or not."""
-    return [step for step in steps if not step.last_only]
-
-
 @dataclass(frozen=True, slots=True)
 class MadeAgain:
     """That something of a block is made again before its backward, messages too if ``is_whole``; what
@@ -253,18 +248,12 @@ class Blocks:
         ahead, inputs = backward.ahead, Piece(builder, (), [])
         if builder.splits_backward:
             ahead, inputs = [], Piece(builder, ahead, backward.steps)
-        lists = (synced.steps, synced.late, synced.carried)
-        last = middle = Piece(builder, ahead, *lists, synced.meets)
-        if any(step.last_only for listed in lists for step in listed):
-            before = synced.steps[: max(synced.meets, 0)]
-            meets = synced.meets - sum(step.last_only for step in before)
-            steps, late, carried = map(_often, lists)
-            middle = Piece(builder, ahead, steps, late, carried, meets)
+        last = Piece(builder, ahead, synced.steps, synced.late, synced.carried, synced.meets)
         prologue, forward = (
             Piece(builder, one.ahead, one.steps)
             for one in (closed.prologue[stage], closed.forward[stage])
         )
-        return Share(prologue=prologue, forward=forward, inputs=inputs, middle=middle, last=last)
+        return Share(prologue=prologue, forward=forward, inputs=inputs, last=last)
 
 
 def _by_stage(blocks: Sequence[Record], count: int) -> list[list[int]]:

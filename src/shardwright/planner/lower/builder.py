@@ -42,6 +42,7 @@ Pairs = Sequence[tuple[int, int]]  # of values, source and result
 # Of a state: tensor, mesh, layout, dtype, role, and shape where that does not follow.
 Kept = tuple[int, int, Layout, str, ValueRole, tuple[int, ...]]
 Said = tuple[int, int, Layout, Scope, ValueRole]  # of a value: tensor, mesh, layout, scope, role
+Like = tuple[int, int, int, int]  # a value, and what are not its own: mesh, gradient, alias
 
 
 class Extra(TypedDict, total=False):
@@ -181,6 +182,12 @@ class ProgramBuilder:
         number = self._number(said, extra)
         self.made.append(number)
         return number
+
+    def ask_like(
+        self, like: Like, asked: Callable[[int, int, int, int], tuple[Said, Extra]]
+    ) -> int:
+        """Return the number of a value that is ``like`` another, and ``asked`` for so."""
+        return self.ask(*asked(*like))
 
     def _number(self, said: Said, extra: Extra) -> int:
         tensor, mesh, layout, scope, role = said

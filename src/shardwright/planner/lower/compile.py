@@ -27,17 +27,16 @@ def phases_of(
     forward: Sequence[Rows],
     inputs: Sequence[Rows],
     last: Sequence[Rows],
-    middle: Sequence[Rows] | None = None,
 ) -> Phases:
-    """Return a stage in phases, prologue and epilogue ``once``; ``middle``, the backward of all microbatches
-    but the last, is the last one's but for what runs with that only."""
+    """Return a stage in phases, prologue and epilogue ``once``; the backward of all microbatches but the last is
+    the last one's but for what runs with that only."""
     prologue, epilogue = once
-    if middle is None:
-        middle = [part.chosen(part.rows[:, LAST_ONLY] == 0) for part in last]
-    several = builder.strategy.pipeline.num_microbatches > 1
+    middle = list[Rows]()
+    if last and builder.strategy.pipeline.num_microbatches > 1:
+        whole = Rows.joined(last)
+        middle.append(whole.chosen(whole.rows[:, LAST_ONLY] == 0))
     sends = Rows.of(builder, [step for step in exchange if step.kind is Kind.SEND])
     others = Rows.of(builder, [step for step in exchange if step.kind is not Kind.SEND])
-    middle = middle if several else ()
     return prologue, forward, inputs, middle, last, [sends], [others], epilogue
 
 

@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 from shardwright.core.program import Call, Kind, Message, Segment
 from shardwright.planner.lower.alike import Alike
-from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
+from shardwright.planner.lower.builder import Extra, Finished, ProgramBuilder, Said, Step
 from shardwright.planner.lower.finish import finish
 from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.records import Record, news
@@ -103,14 +103,19 @@ class Move:
 
     def _make(self, value: int) -> int:
         """Ask for a value as the other was asked for."""
-        (tensor, mesh, layout, scope, role), extra = self.builder.asked[value]
+        known, ((_, mesh, *_), extra) = self.values, self.builder.asked[value]
+        ends = known[extra.get("gradient", -1)], known[extra.get("alias", -1)]
+        return self.builder.ask_like((value, self.meshes[mesh], *ends), self._asked)
+
+    def _asked(self, value: int, mesh: int, gradient: int, alias: int) -> tuple[Said, Extra]:
+        """Return how to ask for a value that is like another, on a mesh, with these for its gradient and alias."""
+        (tensor, _, layout, scope, role), extra = self.builder.asked[value]
         extra = extra.copy()
         if "gradient" in extra:
-            extra["gradient"] = self.values[extra["gradient"]]
+            extra["gradient"] = gradient
         if "alias" in extra:
-            extra["alias"] = self.values[extra["alias"]]
-        said = (self.tensors[tensor], self.meshes[mesh], layout, scope, role)
-        return self.builder.ask(said, extra)
+            extra["alias"] = alias
+        return (self.tensors[tensor], mesh, layout, scope, role), extra
 
     def _call(self, call: Call) -> Call:
         index = call.operator + self.operators

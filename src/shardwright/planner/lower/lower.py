@@ -282,10 +282,8 @@ class Lowering:
         last = Piece(builder, more.ahead, more.steps)
         prologue = [*[share.prologue for share in own.values()], last]
         backward: list[Rows] = self.linked(down, [share.last for share in back])
-        several = builder.strategy.pipeline.num_microbatches > 1
-        middle = self.linked(down, [share.middle for share in back]) if several else ()
         if epilogue is None:
-            backward, middle = with_updates(builder, backward, self._updated_early(stage)), None
+            backward = with_updates(builder, backward, self._updated_early(stage))
             epilogue = self._epilogue(stage)
         updates, homeward = epilogue
         ending = [*map(self.widened, updates), *self.inserted(*homeward)]
@@ -296,7 +294,6 @@ class Lowering:
             forward=self.linked(up, [share.forward for share in own.values()]),
             inputs=self._inputs(down, back),
             last=backward,
-            middle=middle,
         )
 
     def _inputs(self, numbers: Sequence[int], shares: Sequence[Share]) -> list[Rows]:

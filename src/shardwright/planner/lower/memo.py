@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.core.program import Message, Segment, Value
 from shardwright.core.strategy import Strategy
-from shardwright.planner.lower.builder import Extra, Made, ProgramBuilder, Said
+from shardwright.planner.lower.builder import Extra, Like, Made, ProgramBuilder, Said
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.remember import KEPT
 
@@ -29,6 +29,18 @@ class _Alike:
     turn: int = 0
     drawn: int = 0
 
+    def draw(self, turn: int) -> int:
+        """Return the next number in a turn, -1 where there is none yet."""
+        if self.turn != turn:
+            self.turn, self.drawn = turn, 0
+        self.drawn += 1
+        return self.numbers[self.drawn - 1] if self.drawn <= len(self.numbers) else -1
+
+    def add(self, number: int) -> int:
+        """Note the number of the value drawn last, which is new."""
+        self.numbers.append(number)
+        return number
+
 
 class LastingBuilder(ProgramBuilder):
     """A builder that outlives one lowering: equal values get equal numbers, equal things are made
@@ -40,6 +52,9 @@ class LastingBuilder(ProgramBuilder):
         # Of every maker, the values that it made, by all that they are; and how often one began.
         self._numbers: dict[Hashable, dict[Hashable, _Alike]] = {}
         self._known: dict[Hashable, _Alike] = {}
+        # The same by what they are like.
+        self._likes_of: dict[Hashable, dict[Like, _Alike]] = {}
+        self._likes: dict[Like, _Alike] = {}
         self._turn = 0
         self.first_size = 0  # values of the first strategy
         # By what they read and make.
@@ -64,22 +79,36 @@ class LastingBuilder(ProgramBuilder):
         super().make_for(maker)
         self.maker = maker
         self._known = self._numbers.setdefault(maker, {})
+        self._likes = self._likes_of.setdefault(maker, {})
         self._turn += 1
 
     def _number(self, said: Said, extra: Extra) -> int:
         """Return the number of a value; of equal ones the maker's first gets the first number."""
         if self.maker is None:
             return super()._number(said, extra)
+        known = self._alike(said, extra)
+        number = known.draw(self._turn)
+        return number if number >= 0 else known.add(super()._number(said, extra))
+
+    def _alike(self, said: Said, extra: Extra) -> _Alike:
         key = (said, self.cut_dim.get(said[0]), *extra.items())
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _Alike()
-        if known.turn != self._turn:
-            known.turn, known.drawn = self._turn, 0
-        known.drawn += 1
-        if known.drawn > len(known.numbers):
-            known.numbers.append(super()._number(said, extra))
-        return known.numbers[known.drawn - 1]
+        return known
+
+    def ask_like(
+        self, like: Like, asked: Callable[[int, int, int, int], tuple[Said, Extra]]
+    ) -> int:
+        """Return the number of a value that is like another; what it is is told once."""
+        known = self._likes.get(like)
+        if known is None:
+            known = self._likes[like] = self._alike(*asked(*like))
+        number = known.draw(self._turn)
+        if number < 0:
+            number = known.add(super()._number(*asked(*like)))
+        self.made.append(number)
+        return number
 
     def add_segment(self, segment: Segment) -> int:
         """Return the index of a segment; an equal one has the same."""

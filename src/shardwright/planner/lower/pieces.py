@@ -85,5 +85,4 @@ class Share:
     prologue: Piece
     forward: Piece
     inputs: Piece
-    middle: Piece
     last: Piece

@@ -223,14 +223,12 @@ def _few_and_many(context: Context, seed: Seed | Grid, *, is_asked: bool = False
         asked = as_strategy(context, seed)
         return Named(asked, lambda: asked)
     few, count = as_strategy(context, seed), _most(context, seed)
-    if isinstance(seed, Seed):
-        more = replace(seed, num_microbatches=count)
-        return Named(few, lambda: few if more == seed else _or(few, context, more))
-    many = as_strategy(context, replace(seed, num_microbatches=count, keeps=False))
-    return Named(few, lambda: many)
+    more = replace(seed, num_microbatches=count)
+    more = more if isinstance(more, Seed) else replace(more, keeps=False)
+    return Named(few, lambda: few if more == seed else _or(few, context, more))
 
 
-def _or(few: Strategy, context: Context, more: Seed) -> Strategy:
+def _or(few: Strategy, context: Context, more: Seed | Grid) -> Strategy:
     """Return the strategy with more microbatches, or the one with few where it has no other."""
     try:
         return as_strategy(context, more)

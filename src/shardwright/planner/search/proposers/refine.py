@@ -19,8 +19,10 @@ from shardwright.planner.search.steering import (
 
 
 def refined(pool: Pool) -> Proposals:
-    """Propose to refine the plans that are fastest, more of them where more can be gained."""
-    unlike, operators = pool.unlike(), len(pool.context.graph.operators)
+    """Propose to refine the plans that are fastest, more of them where more can be gained; none that is far
+    behind."""
+    unlike = pool.unlike(CLOSE * pool.fastest)
+    operators = len(pool.context.graph.operators)
     if not unlike:
         return
     is_open = pool.bounds.least() < unlike[0].seconds - sum(unlike[0].doubts.values())
@@ -45,11 +47,10 @@ def _effort(operators: int, is_open: bool) -> Effort:
 
 
 def _of_another_schedule(unlike: list[Evaluation], count: int) -> list[Evaluation]:
-    """Return the fastest behind the first so many whose schedule none of these has, if it is close: a
-    climb changes no schedule for one that is slower at first."""
+    """Return the fastest behind the first so many whose schedule none of these has: a climb changes no
+    schedule for one that is slower at first."""
     schedules = {one.strategy.pipeline.schedule for one in unlike[:count]}
-    close = (one for one in unlike[count:] if one.seconds <= CLOSE * unlike[0].seconds)
-    return [one for one in close if one.strategy.pipeline.schedule not in schedules][:1]
+    return [one for one in unlike[count:] if one.strategy.pipeline.schedule not in schedules][:1]
 
 
 def _refined(pool: Pool, evaluation: Evaluation, effort: Effort) -> Evaluation:
