@@ -1,5 +1,5 @@
 """What people train in the autumn of 2026 that none of the other files has, for ``outside.py``: streams of several modalities,
-states that turn, sequences that choose their own pieces, networks without norms, tables read at once, features taken apart.
+states that turn, sequences that choose their own pieces, networks without norms, tables read at once, features taken apart, what lies otherwise in memory.
 
 Written before any of them was run.
 """
@@ -1338,3 +1338,427 @@ def vectors_of_adapters(batch_size: int = 8) -> Example:
             return F.mse_loss(self.head(self.trunk(x)), y)
 
     return Net(), {**row_batch(batch_size), "adapter": tokens(3, batch_size)}
+
+
+# -- what lies otherwise in memory --------------------------------------------------------------------------
+
+
+def swin_like_shifts(batch_size: int = 4) -> Example:
+    """Windows of a picture that are shifted by half between layers, with a bias looked up by distance and a mask between
+    what meets only because the picture was rolled."""
+    side, window = 8, 4
+
+    class Block(nn.Module):
+        def __init__(self, shift: int) -> None:
+            super().__init__()
+            self.shift = shift
+            self.norm, self.qkv, self.out = (
+                nn.LayerNorm(WIDTH),
+                nn.Linear(WIDTH, 3 * WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+            )
+            self.table = nn.Parameter(floats((2 * window - 1) ** 2, 2) * 0.02)
+            grid = torch.stack(
+                torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
+            ).flatten(1)
+            apart = grid[:, :, None] - grid[:, None] + window - 1
+            self.register_buffer("where", apart[0] * (2 * window - 1) + apart[1])
+            region = torch.zeros(side, side)
+            for number, (i, j) in enumerate(
+                (i, j)
+                for i in (
+                    slice(0, -window),
+                    slice(-window, -shift or None),
+                    slice(-shift or side, None),
+                )
+                for j in (
+                    slice(0, -window),
+                    slice(-window, -shift or None),
+                    slice(-shift or side, None),
+                )
+            ):
+                region[i, j] = number
+            parts = self.windows(region[None, :, :, None])[..., 0]
+            self.register_buffer(
+                "mask", torch.where(parts[:, None] == parts[:, :, None], 0.0, -1e4)
+            )
+
+        @staticmethod
+        def windows(x: Tensor) -> Tensor:
+            n, h, w, c = x.shape
+            x = x.view(n, h // window, window, w // window, window, c)
+            return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, window * window, c)
+
+        def forward(self, x: Tensor) -> Tensor:
+            n = len(x)
+            h = self.windows(torch.roll(self.norm(x), (-self.shift, -self.shift), (1, 2)))
+            q, k, v = self.qkv(h).view(len(h), -1, 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
+            bias = self.table[self.where.view(-1)].view(window**2, window**2, 2).permute(2, 0, 1)
+            scores = (q / math.sqrt(WIDTH // 2)) @ k.transpose(-2, -1) + bias
+            if self.shift:
+                scores = scores.view(n, -1, *scores.shape[1:]) + self.mask[:, None]
+                scores = scores.flatten(0, 1)
+            h = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            h = (
+                h.view(n, side // window, side // window, window, window, WIDTH)
+                .permute(0, 1, 3, 2, 4, 5)
+                .reshape(x.shape)
+            )
+            return x + torch.roll(h, (self.shift, self.shift), (1, 2))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.blocks = nn.Conv2d(3, WIDTH, 2, 2), nn.Sequential(Block(0), Block(2))
+            self.head = nn.Linear(WIDTH, 5)
+
+        def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
+            h = self.blocks(self.patches(pixels).permute(0, 2, 3, 1))
+            return F.cross_entropy(self.head(h.mean((1, 2))), labels)
+
+    return Net(), {"pixels": floats(batch_size, 3, 16, 16), "labels": tokens(5, batch_size)}
+
+
+def convolutions_of_the_twenties(batch_size: int = 4) -> Example:
+    """ConvNeXt V2: wide convolutions of each channel by itself, channels last between, global response norm."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.spread = nn.Conv2d(width, width, 7, padding=3, groups=width)
+            self.norm, self.up, self.down = (
+                nn.LayerNorm(width),
+                nn.Linear(width, 4 * width),
+                nn.Linear(4 * width, width),
+            )
+            self.gamma, self.beta = (
+                nn.Parameter(torch.zeros(1, 1, 1, 4 * width)),
+                nn.Parameter(torch.zeros(1, 1, 1, 4 * width)),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.gelu(self.up(self.norm(self.spread(x).permute(0, 2, 3, 1))))
+            size = torch.norm(h, p=2, dim=(1, 2), keepdim=True)
+            h = self.gamma * (h * (size / (size.mean(-1, keepdim=True) + 1e-6))) + self.beta + h
+            return x + self.down(h).permute(0, 3, 1, 2)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.first = nn.Conv2d(3, WIDTH, 4, 4), Block(WIDTH)
+            self.norm, self.shrink, self.second = (
+                nn.LayerNorm(WIDTH),
+                nn.Conv2d(WIDTH, 2 * WIDTH, 2, 2),
+                Block(2 * WIDTH),
+            )
+            self.head = nn.Linear(2 * WIDTH, 5)
+
+        def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
+            h = self.first(self.stem(pixels))
+            h = self.second(self.shrink(self.norm(h.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)))
+            return F.cross_entropy(self.head(h.mean((-2, -1))), labels, label_smoothing=0.1)
+
+    return Net(), {"pixels": floats(batch_size, 3, 32, 32), "labels": tokens(5, batch_size)}
+
+
+def latents_and_half_rotated_heads(batch_size: int = 4) -> Example:
+    """Keys and values from a small latent, a rotated part shared by heads that is written beside the other part into
+    memory made for both, shared and routed experts chosen by groups under a bias that no gradient moves."""
+
+    def rotated(x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * 0.1 ** torch.arange(
+            2, dtype=x.dtype
+        )
+        one, two = x.unflatten(-1, (2, 2)).unbind(-1)
+        return torch.stack(
+            [one * angle.cos() - two * angle.sin(), one * angle.sin() + two * angle.cos()], -1
+        ).flatten(-2)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.down, self.norm = (
+                nn.Linear(WIDTH, 16),
+                nn.Linear(WIDTH, 6 + 4),
+                nn.RMSNorm(6),
+            )
+            self.up, self.out = nn.Linear(6, 16), nn.Linear(8, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            n, length, _ = x.shape
+            q = self.q(x).view(n, length, 2, 8).transpose(1, 2)
+            latent, turned = self.down(x).split([6, 4], -1)
+            k, v = (
+                self.up(self.norm(latent)).view(n, length, 2, 8).transpose(1, 2).split([4, 4], -1)
+            )
+            queries, keys = q.new_empty(q.shape), k.new_empty(n, 2, length, 8)
+            queries[..., :4], queries[..., 4:] = q[..., :4], rotated(q[..., 4:])
+            keys[..., :4], keys[..., 4:] = k, rotated(turned.view(n, 1, length, 4))
+            h = F.scaled_dot_product_attention(queries, keys, F.pad(v, [0, 4]), is_causal=True)[
+                ..., :4
+            ]
+            return self.out(h.transpose(1, 2).reshape(n, length, 8))
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.route, self.shared = nn.Linear(WIDTH, 4, bias=False), two_layers()
+            self.experts = nn.ModuleList(two_layers() for _ in range(4))
+            self.register_buffer("bias", torch.linspace(-0.1, 0.1, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.route(x).sigmoid()
+            chosen = scores + self.bias
+            group = chosen.unflatten(-1, (2, 2)).sum(-1).argmax(-1, keepdim=True)
+            inside = (
+                torch.zeros_like(scores[..., :2]).scatter(-1, group, 1).repeat_interleave(2, -1)
+            )
+            picked = chosen.masked_fill(inside == 0, float("-inf")).topk(2, -1).indices
+            weights = scores.gather(-1, picked)
+            weights = weights / weights.sum(-1, keepdim=True)
+            gate = torch.zeros_like(scores).scatter(-1, picked, weights)
+            return self.shared(x) + sum(
+                gate[..., i, None] * one(x) for i, one in enumerate(self.experts)
+            )
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, WIDTH), nn.Linear(WIDTH, 20)
+            self.attend, self.feed = (
+                nn.ModuleList(Attention() for _ in range(2)),
+                nn.ModuleList(Experts() for _ in range(2)),
+            )
+            self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(4))
+
+        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+            h = self.embed(ids)
+            for i, (attend, feed) in enumerate(zip(self.attend, self.feed, strict=True)):
+                h = h + attend(self.norms[2 * i](h))
+                h = h + feed(self.norms[2 * i + 1](h))
+            return token_loss(self.head(h), labels)
+
+    return Net(), next_words(batch_size)
+
+
+def noise_before_the_router(batch_size: int = 4) -> Example:
+    """A switch: tokens times noise between two bounds choose one expert, whose load is balanced by a loss beside it."""
+
+    class Switch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.route, self.experts = (
+                nn.Linear(WIDTH, 4, bias=False),
+                nn.ModuleList(two_layers() for _ in range(4)),
+            )
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            noisy = x * torch.empty_like(x).uniform_(1 - 1e-9, 1 + 1e-9)
+            odds = self.route(noisy).softmax(-1)
+            best, which = odds.max(-1)
+            one_hot = F.one_hot(which, 4).to(x.dtype)
+            made = sum(one_hot[..., i, None] * one(x) for i, one in enumerate(self.experts))
+            load = 4 * (one_hot.mean(1) * odds.mean(1)).sum(-1).mean()
+            return x + best[..., None] * made, load
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.layers, self.head = (
+                nn.Embedding(20, WIDTH),
+                nn.ModuleList(Switch() for _ in range(2)),
+                nn.Linear(WIDTH, 20),
+            )
+
+        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+            h, total = self.embed(ids), 0.0
+            for layer in self.layers:
+                h, load = layer(h)
+                total = total + load
+            return token_loss(self.head(h), labels) + 0.01 * total
+
+    return Net(), next_words(batch_size)
+
+
+def rows_of_state(batch_size: int = 4) -> Example:
+    """Mamba as it is written without kernels: a short convolution of transposed halves, a scan step by step."""
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.conv = (
+                nn.Linear(WIDTH, 4 * WIDTH, bias=False),
+                nn.Conv1d(2 * WIDTH, 2 * WIDTH, 4, padding=3, groups=2 * WIDTH),
+            )
+            self.x, self.dt, self.out = (
+                nn.Linear(2 * WIDTH, 2 + 8, bias=False),
+                nn.Linear(2, 2 * WIDTH),
+                nn.Linear(2 * WIDTH, WIDTH, bias=False),
+            )
+            self.a, self.d = (
+                nn.Parameter(torch.arange(1.0, 5).log().repeat(2 * WIDTH, 1)),
+                nn.Parameter(torch.ones(2 * WIDTH)),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, gate = self.into(x).transpose(1, 2).chunk(2, 1)
+            h = F.silu(self.conv(h)[..., : x.shape[1]])
+            step, b, c = self.x(h.transpose(1, 2)).split([2, 4, 4], -1)
+            step = F.softplus(self.dt(step)).transpose(1, 2)
+            keep = torch.exp(-self.a.exp()[None, :, None] * step[..., None])
+            add = step[..., None] * b[:, None] * h[..., None]
+            state, rows = h.new_zeros(len(x), h.shape[1], 4), []
+            for i in range(x.shape[1]):
+                state = keep[:, :, i] * state + add[:, :, i]
+                rows.append((state @ c[:, i, :, None])[..., 0])
+            y = (torch.stack(rows, -1) + h * self.d[:, None]) * F.silu(gate)
+            return self.out(y.transpose(1, 2))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.layers, self.head = (
+                nn.Embedding(20, WIDTH),
+                nn.ModuleList(Mixer() for _ in range(2)),
+                nn.Linear(WIDTH, 20),
+            )
+            self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+
+        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+            h = self.embed(ids)
+            for norm, layer in zip(self.norms, self.layers, strict=True):
+                h = h + layer(norm(h))
+            return token_loss(self.head(h), labels)
+
+    return Net(), next_words(batch_size)
+
+
+def channels_cut_and_shuffled(batch_size: int = 4) -> Example:
+    """ShuffleNet V2 and YOLO's C2f: halves of the channels go on as they are, the rest is convolved, all are joined and shuffled."""
+
+    class Unit(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            half = width // 2
+            self.branch = nn.Sequential(
+                nn.Conv2d(half, half, 1, bias=False),
+                nn.BatchNorm2d(half),
+                nn.SiLU(),
+                nn.Conv2d(half, half, 3, 1, 1, groups=half, bias=False),
+                nn.BatchNorm2d(half),
+                nn.Conv2d(half, half, 1),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept, more = x.chunk(2, 1)
+            h = torch.cat([kept, self.branch(more)], 1)
+            n, c, height, width = h.shape
+            return (
+                h.view(n, 2, c // 2, height, width)
+                .transpose(1, 2)
+                .contiguous()
+                .view(n, c, height, width)
+            )
+
+    class C2f(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(width, width, 1), nn.Conv2d(2 * width, width, 1)
+            self.steps = nn.ModuleList(
+                nn.Conv2d(width // 2, width // 2, 3, padding=1) for _ in range(2)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = list(self.one(x).chunk(2, 1))
+            parts.extend(step(parts[-1]) for step in self.steps)
+            return self.two(torch.cat(parts, 1))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(
+                nn.Conv2d(3, 16, 3, 2, 1),
+                nn.ReLU(),
+                Unit(16),
+                C2f(16),
+                nn.MaxPool2d(3, 2, 1),
+                Unit(16),
+            )
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(self.net(pixels).mean((2, 3))), labels)
+
+    return Net(), {"pixels": floats(batch_size, 3, 16, 16), "labels": tokens(5, batch_size)}
+
+
+def series_inverted(batch_size: int = 4) -> Example:
+    """iTransformer: each series is a token, numbers are normalised per series and put back, a batch norm over features of tokens."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+            self.norms, self.feed = (
+                nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(2)),
+                two_layers(),
+            )
+
+        def normed(self, i: int, x: Tensor) -> Tensor:
+            return self.norms[i](x.transpose(1, 2)).transpose(1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.normed(0, x + self.attend(x, x, x, need_weights=False)[0])
+            return self.normed(1, x + self.feed(x))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.layers, self.head = (
+                nn.Linear(12, WIDTH),
+                nn.Sequential(Layer(), Layer()),
+                nn.Linear(WIDTH, 4),
+            )
+
+        def forward(self, past: Tensor, future: Tensor) -> Tensor:
+            mean = past.mean(1, keepdim=True).detach()
+            scale = (past - mean).var(1, keepdim=True, unbiased=False).add(1e-5).sqrt()
+            h = self.layers(self.embed(((past - mean) / scale).transpose(1, 2)))
+            made = self.head(h).transpose(1, 2) * scale[:, :1] + mean[:, :1]
+            return F.mse_loss(made, future)
+
+    return Net(), {"past": floats(batch_size, 12, 5), "future": floats(batch_size, 4, 5)}
+
+
+def three_factors_at_once(batch_size: int = 4) -> Example:
+    """Triangle updates and an outer mean as one einsum of three operands, gated, as protein models have them."""
+
+    class Triangle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.parts, self.gate, self.out = (
+                nn.LayerNorm(WIDTH),
+                nn.Linear(WIDTH, 2 * WIDTH),
+                nn.Linear(WIDTH, 2 * WIDTH),
+                nn.Linear(WIDTH, WIDTH),
+            )
+            self.scale = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, pair: Tensor) -> Tensor:
+            h = self.norm(pair)
+            a, b = (self.parts(h) * self.gate(h).sigmoid()).chunk(2, -1)
+            return pair + self.out(
+                torch.einsum("bikc,bjkc,c->bijc", a, b, self.scale) / pair.shape[1]
+            )
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.blocks, self.head = nn.Sequential(Triangle(), Triangle()), nn.Linear(WIDTH, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            pair = self.left(x)[:, :, None] + self.right(x)[:, None]
+            return F.cross_entropy(self.head(self.blocks(pair)).permute(0, 3, 1, 2), y)
+
+    return Net(), {"x": floats(batch_size, 6, WIDTH), "y": tokens(4, batch_size, 6, 6)}

@@ -232,3 +232,44 @@ def test_peaks_of_other_models_are_foreseen(
     captured = capture(model, batch)
     measured, predicted = peak_alone(captured, model, batch)
     assert measured == pytest.approx(predicted, rel=within)
+
+
+class Halves(nn.Module):
+    """A layer over halves that are written side by side into memory made for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as many numbers."""
+        made = x.new_empty(x.shape)
+        made[..., :32] = self.left(x[..., 32:])
+        made[..., 32:] = self.right(x[..., :32])
+        return x + torch.tanh(made)
+
+
+class Stacked(nn.Module):
+    """Four of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Halves() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_what_is_written_to_goes_with_the_block_that_writes_it() -> None:
+    """Of what was there before nothing is wanted again."""
+    graph = capture(Stacked(), {"x": torch.randn(64, 64)}).graph
+    program = lower(graph, seed_strategy(graph, Seed()))
+    gone = [
+        graph.tensors[program.values[value].tensor].name
+        for segment in program.segments
+        for value in segment.unused_in_backward
+    ]
+    assert gone == [op.name for op in graph.operators if op.kind == "aten.empty.memory_format"]

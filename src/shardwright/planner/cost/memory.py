@@ -161,15 +161,13 @@ class SegmentMemory:
         return frozenset(v for v in values if storages.root.get(v) in storages.kept)
 
     def idle_inputs(self) -> tuple[int, ...]:
-        """Return the trained activations among its inputs that its own backward does not need: terms
-        of sums, such as the products that tensor parallelism adds up."""
+        """Return the activations among its inputs that its own backward does not need: terms of sums, such as the
+        products that tensor parallelism adds up, and what is written to."""
         kept, values = self.kept(self.inputs), self.values
         return tuple(
             value
             for value in self.inputs
-            if values[value].role == "activation"
-            and values[value].gradient >= 0
-            and value not in kept
+            if values[value].role == "activation" and value not in kept
         )
 
 
