@@ -201,14 +201,25 @@ def _of_senders(program: Program, sent: Ints, since: Floats) -> Floats:
 
 def charge_entries(program: Program, seconds: Floats, overheads: Mapping[str, float]) -> None:
     """Take off what entering autograd takes those that run as one with the backward before, and add what a segment
-    takes longer that runs behind something of another kind, whose code and data caches hold."""
+    takes longer that runs behind something of another kind, or a message waited for at once: caches hold the code and
+    data of that."""
     seconds[joined(program)] -= overheads["segment_seconds"]
     computing = np.flatnonzero(program.computes)
     order = computing[np.argsort(program.group[computing], kind="stable")]
-    alike = (np.diff(program.kind[order]) == 0) & (np.diff(program.group[order]) == 0)
-    begun = order[np.concatenate([[True], ~alike])] if len(order) else order
-    segments = np.isin(program.kind[begun], SEGMENT_KINDS)
-    seconds[begun[segments]] += overheads.get("begin_seconds", 0.0)
+    before = np.full(program.num_instructions, -1, dtype=np.int64)
+    follows = np.flatnonzero(np.diff(program.group[order]) == 0)
+    before[order[follows + 1]] = order[follows]
+    begun = (before < 0) | (program.kind[before] != program.kind)
+    waits = np.repeat(np.arange(program.num_instructions), np.diff(program.offset))
+    local = np.array(
+        [one.primitive in ("slice", "copy") for one in program.messages], dtype=np.bool_
+    )
+    awaited = program.predecessor
+    at_once = (program.kind[awaited] == Kind.MESSAGE) & (awaited > before[waits])
+    waits, awaited = waits[at_once], awaited[at_once]
+    begun[waits[~local[program.item[awaited]]]] = True
+    begun &= np.isin(program.kind, SEGMENT_KINDS)
+    seconds[begun] += overheads.get("begin_seconds", 0.0)
 
 
 def charge_telling(
