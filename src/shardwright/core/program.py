@@ -102,6 +102,8 @@ class Kind(enum.IntEnum):
 # What runs a segment, or its backward or a half of that.
 BACKWARD_KINDS = (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 SEGMENT_KINDS = (Kind.FORWARD, Kind.RECOMPUTE, *BACKWARD_KINDS)
+# Messages that go nowhere: a device cuts or copies what it has.
+LOCAL = frozenset({"slice", "copy"})
 # What brings input, in the order in which a batch goes through it.
 INPUT_KINDS = (Kind.FETCH, Kind.PREPARE, Kind.DRAW, Kind.COPY)
 

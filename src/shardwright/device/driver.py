@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.program import Message, Program
+from shardwright.core.program import LOCAL, Message, Program
 
 GIB, MIB = 2**30, 2**20
 CONTEXT, EAGER_CONTEXT = GIB // 2, 13 * GIB // 10
@@ -46,7 +46,7 @@ def communicator_bytes(program: Program, cluster: Cluster, mesh: int) -> int:
 
 def _group(program: Program, message: Message, mesh: int) -> tuple[int, ...]:
     """Return the devices that exchange a message with the first device of a mesh; () for none."""
-    if message.primitive in ("slice", "copy") or mesh not in (message.mesh, message.destination):
+    if message.primitive in LOCAL or mesh not in (message.mesh, message.destination):
         return ()
     devices = program.meshes[mesh].devices
     if message.primitive == "transfer":

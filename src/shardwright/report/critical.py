@@ -14,7 +14,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import link_label
 from shardwright.core.deferral import weight_shares
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import BACKWARD_KINDS, Kind, Message, Program, Segment
+from shardwright.core.program import BACKWARD_KINDS, LOCAL, Kind, Message, Program, Segment
 from shardwright.report.story import PlanStory, kind_text
 
 PHASES = {
@@ -128,7 +128,7 @@ def _link(program: Program, cluster: Cluster, message: Message) -> str:
         other = program.meshes[message.destination]
         devices = mesh.devices[0], other.devices[0]
         axes = TO.get(message.purpose, "to another stage")
-    elif not message.axes or message.primitive in ("slice", "copy"):
+    elif not message.axes or message.primitive in LOCAL:
         return "on the device"
     else:
         devices = mesh.peers(mesh.devices[0], message.axes)

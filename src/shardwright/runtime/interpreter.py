@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from shardwright.core.joining import runs, together
-from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program
+from shardwright.core.program import BACKWARD_KINDS, LOCAL, SEGMENT_KINDS, Kind, Program
 from shardwright.runtime import halos, messages, pairing
 from shardwright.runtime.again import Again, Run
 from shardwright.runtime.backward import backward, made_by
@@ -401,7 +401,7 @@ class Compiler:
             route = self._routes.receiving(item, instance)
             return Receive(items, route, self._mailbox, torch_device)
         site = machine.sites[message.mesh]
-        if message.primitive in ("slice", "copy"):
+        if message.primitive in LOCAL:
             pieces = messages.piece_of(
                 message,
                 site.mesh,

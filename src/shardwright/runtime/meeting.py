@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.halo import neighbours
-from shardwright.core.program import Kind, Message, Program
+from shardwright.core.program import LOCAL, Kind, Message, Program
 from shardwright.core.timeline import Timeline
 
 Floats = NDArray[np.float64]
-LOCAL = ("slice", "copy")
 
 
 @dataclass(frozen=True, eq=False)

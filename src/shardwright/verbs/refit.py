@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.costs import CostTable
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import LOCAL, Kind, Program
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
@@ -105,7 +105,7 @@ def _names(programs: list[Program]) -> tuple[str, ...]:
         moved = np.isin(program.kind, (Kind.MESSAGE, Kind.SEND))
         items: list[int] = np.unique(program.item[moved]).tolist()
         sent.update(program.messages[item].primitive for item in items)
-    return ("compute", *sorted(sent - {"slice", "copy", "halo", "halo_sum", "send_receive"}))
+    return ("compute", *sorted(sent - LOCAL - {"halo", "halo_sum", "send_receive"}))
 
 
 def _seconds(context: Context, program: Program, table: CostTable) -> float:

@@ -26,7 +26,7 @@ from shardwright.core.costs import (
     meeting_name,
 )
 from shardwright.core.joining import joined
-from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program
+from shardwright.core.program import LOCAL, SEGMENT_KINDS, Kind, Message, Program
 from shardwright.planner.cost.collective import MODEL_SPREAD, collective_seconds, interpolate
 
 Floats = NDArray[np.float64]
@@ -211,9 +211,7 @@ def charge_entries(program: Program, seconds: Floats, overheads: Mapping[str, fl
     before[order[follows + 1]] = order[follows]
     begun = (before < 0) | (program.kind[before] != program.kind)
     waits = np.repeat(np.arange(program.num_instructions), np.diff(program.offset))
-    local = np.array(
-        [one.primitive in ("slice", "copy") for one in program.messages], dtype=np.bool_
-    )
+    local = np.array([one.primitive in LOCAL for one in program.messages], dtype=np.bool_)
     awaited = program.predecessor
     at_once = (program.kind[awaited] == Kind.MESSAGE) & (awaited > before[waits])
     waits, awaited = waits[at_once], awaited[at_once]

@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from shardwright.core.cluster import Cluster, Link
 from shardwright.core.costs import ADD, Cost, CostTable, collective_key, link_label
+from shardwright.core.program import LOCAL
 from shardwright.planner.cost.kernels import kernels_of
 from shardwright.planner.cost.software import PROFILES
 
@@ -55,7 +56,7 @@ def collective_seconds(
     ``concurrent`` groups do the same at the same time through the same hosts' uplinks (or, on one
     CPU host, the same memory); their bytes share the bandwidth, not the latency.
     """
-    is_local = primitive in {"slice", "copy"}
+    is_local = primitive in LOCAL
     if num_bytes <= 0 or not devices or (len(devices) == 1 and not is_local):
         return Cost(seconds=0.0)
     if is_local:

@@ -18,7 +18,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph, tensor_bytes
 from shardwright.core.layout import Layout, local_bytes
-from shardwright.core.program import Call, Kind, Message, Program, Segment
+from shardwright.core.program import LOCAL, Call, Kind, Message, Program, Segment
 from shardwright.core.strategy import Mesh, master_dtype
 from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
@@ -342,7 +342,7 @@ class InstructionCosts:
         parts = [max(costs, key=lambda cost: cost.seconds)]
         if item in self.beside and self._is_in_host(groups):
             parts = [exposed(parts[0], self.beside[item], len(groups[0][0]))]
-        if message.primitive not in {"slice", "copy"}:
+        if message.primitive not in LOCAL:
             parts.append(self.received())
         if not (self.is_burdened and self._burden(message).held):
             parts.append(self._copied(message))

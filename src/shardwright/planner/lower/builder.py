@@ -17,6 +17,7 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
 from shardwright.core.program import (
+    LOCAL,
     Kind,
     Message,
     Output,
@@ -406,7 +407,7 @@ class ProgramBuilder:
     def message_step(self, message: Message, *, last_only: bool = False) -> Step:
         """Append a message within one mesh and return its step."""
         item = self.add_message(message)
-        is_local = message.primitive in ("slice", "copy")
+        is_local = message.primitive in LOCAL
         axes = ".".join(self.mesh(message.mesh).axes[axis] for axis in message.axes)
         link = f"link:{self.links[message.mesh]}:{axes}"
         self.external.update(message.sources)

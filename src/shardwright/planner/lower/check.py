@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import LOCAL, Kind, Program
 
-LOCAL = ("slice", "copy")
 WAITING = (Kind.MESSAGE, Kind.RECEIVE, Kind.CLIP)
 MOST_NAMED = 8  # devices whose place an error spells out
 # Devices that go through their instructions together.

@@ -13,6 +13,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, tensor_bytes
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout
+from shardwright.core.program import LOCAL
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost import collective_seconds
 from shardwright.planner.cost.burden import NOTHING, Burden, is_measured, message_burden
@@ -25,7 +26,6 @@ from shardwright.planner.space import reshard_steps
 from shardwright.planner.space.redistribute import Step
 
 Axes = tuple[int, ...]
-LOCAL = frozenset({"slice", "copy"})
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024
 # Of a copy the seconds, forward and backward, and the bytes that it adds until backward.

@@ -211,11 +211,7 @@ def _hidden(
         spread=taken.spread + more.spread,
         count=taken.count,
     )
-    return (
-        summarise(held),
-        stolen,
-        statistics.median(ended or [0.0]),
-    )
+    return summarise(held), stolen, statistics.median(ended or [0.0])
 
 
 def _note_end(pending: list[Pending], begin: float, ended: list[float]) -> None:

@@ -248,7 +248,11 @@ def _part_seconds(others: Others) -> Timing:
         for row in torch.cat(rows).split([row.numel() for row in rows]):
             row.view(64)
 
-    one, many = (_after(others, partial(run, count)) for count in (1, _MANY))
+    return _each_further(*(_after(others, partial(run, count)) for count in (1, _MANY)))
+
+
+def _each_further(one: Timing, many: Timing) -> Timing:
+    """Return what each of ``_MANY`` takes besides the first."""
     seconds = max(many.seconds - one.seconds, 0.0) / (_MANY - 1)
     return replace(many, seconds=seconds, spread=many.spread / _MANY)
 
@@ -274,11 +278,11 @@ def _update_seconds(
     Of large tensors caches hold less from one of the optimizer's kernels to the next.
     """
     one, many = update(1, sizes[0]), update(_MANY, sizes[0])
-    small = max(many.seconds - one.seconds, 0.0) / (_MANY - 1)
-    once = max(one.seconds - small, 0.0)
+    small = _each_further(one, many)
+    once = max(one.seconds - small.seconds, 0.0)
     found = {
         "overhead|update_seconds": replace(one, seconds=once),
-        f"{name}|{sizes[0]}": replace(many, seconds=small, spread=many.spread / _MANY),
+        f"{name}|{sizes[0]}": small,
     }
     for size in sizes[1:]:
         count = max(1, min(_MANY, most_bytes // size))
