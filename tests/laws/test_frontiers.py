@@ -32,9 +32,10 @@ from tests.planner.search.models import cluster
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
 MANY = "SHARDWRIGHT_LAWS" in os.environ
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+if not MANY:
+    pytestmark.append(pytest.mark.usefixtures("short_climbs"))
 FRONTIERS = 20 if MANY else 3
 HOSTS = ((1, 2), (2, 1), (1, 3), (1, 4), (2, 2), (4, 1))
 WIDTHS = (8, 12, 16, 32)
@@ -162,7 +163,6 @@ def frontier_of(case: Case, captured: Captured) -> Frontier:
 
 
 @pytest.mark.parametrize("seed", range(FRONTIERS))
-@pytest.mark.usefixtures(*(() if MANY else ("short_climbs",)))
 def test_every_plan_of_a_searched_frontier_trains_as_one_process(seed: int) -> None:
     case = case_of(seed)
     module, batch = case.factory()

@@ -23,6 +23,7 @@ from shardwright.verbs.narrate import axis_words
 from tests.planner.search.models import cluster, images, mlp, opaque, residual, squares
 
 MANY = "SHARDWRIGHT_LAWS" in os.environ
+pytestmark = [] if MANY else [pytest.mark.usefixtures("short_climbs")]
 FRONTIERS = 40 if MANY else 5
 DEGREES = re.compile(r"([a-z]+(?: parallel| split)?) x (\d+(?: x \d+)*)")
 GRID = re.compile(r"^(from )?(summa|tesseract|cube) ")
@@ -96,7 +97,6 @@ def wrong_claims(graph: OperatorGraph, strategy: Strategy) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(FRONTIERS))
-@pytest.mark.usefixtures(*(() if MANY else ("short_climbs",)))
 def test_every_label_says_what_the_program_splits(seed: int) -> None:
     graph, found = searched(seed)
     if found is None:

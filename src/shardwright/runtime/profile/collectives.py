@@ -265,6 +265,8 @@ def time_busy(
     alone: dict[str, Timing],
     place: torch.device = HOST,
     chunk: Chunk | None = None,
+    *,
+    shares_cores: bool = False,
 ) -> dict[str, Timing]:
     """Measure what the same collectives, timed ``alone``, cost CPU ranks that compute (``time_beneath``)."""
     if place.type != "cpu":
@@ -273,7 +275,7 @@ def time_busy(
     wanted = [(primitive, size) for size in sizes for primitive in probe.primitives]
     exchanges = {one: _prepare(*one, group, place) for one in wanted}
     turns = {size: _there_and_back(size, group, place) for size in sizes}
-    return time_beneath(group, exchanges, turns, alone, chunk or Chunk())
+    return time_beneath(group, exchanges, turns, alone, chunk or Chunk(), shares_cores=shares_cores)
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:

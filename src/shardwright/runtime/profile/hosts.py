@@ -9,7 +9,6 @@ simulator shares these among those that compute at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -127,18 +126,11 @@ def _time_shape(
     dist.barrier()
     is_crowded = cores < dist.get_world_size()
     for number in [one for one in mine if one == 0 or not is_crowded]:
-        found |= time_busy(groups[number], probe, found, place)
+        found |= time_busy(groups[number], probe, found, place, shares_cores=is_crowded)
     dist.barrier()
-    return _ended([groups[number] for number in mine], found, is_crowded=is_crowded)
-
-
-def _ended(
-    groups: Sequence[Any], found: dict[str, Timing], *, is_crowded: bool
-) -> dict[str, Timing]:
-    """Leave groups; return what was found in them. Whoever comes late had no core, where ranks share some."""
-    for group in groups:
-        dist.destroy_process_group(group)
-    return found | {name: scalar(0.0) for name in found if is_crowded and name == "skew"}
+    for number in mine:
+        dist.destroy_process_group(groups[number])
+    return found
 
 
 def measure_operators(

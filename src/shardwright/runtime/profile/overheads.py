@@ -26,7 +26,8 @@ from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import ROUNDS, Timing, middle_of, summarise
 from shardwright.runtime.profile.operators import on_device
-from shardwright.runtime.saved_tensors import look_up_saved, stand_in
+from shardwright.runtime.profile.segments import Segment
+from shardwright.runtime.saved_tensors import look_up_saved
 from shardwright.runtime.transforms import RUNS
 
 # Bytes of a tensor that is updated, and of all at once, of which there are no more than so many.
@@ -105,10 +106,6 @@ class Others:
         torch.autograd.grad(y.sum(), self.gain)
         self.large.mul_(1)
 
-    def layer(self) -> None:
-        """Run a small layer."""
-        F.gelu(F.linear(self.x[:32], self.weight))
-
 
 def _after(others: Others, run: Callable[[], Any], seconds: float = _SECONDS) -> Timing:
     """Return what ``run`` takes after other operators ran, sampled for so many seconds."""
@@ -151,30 +148,11 @@ def _segment_seconds(others: Others) -> dict[str, Timing]:
     """Time entering a segment's graph, and its autograd engine, as the interpreter does: the mean of both. Where that
     counts segments are small and follow each other, so several do here, with a layer before each; and by how much
     longer the first of them takes, with its layer, behind other operators."""
-    graph = torch.fx.Graph()
-    node = graph.placeholder("x")
-    graph.output((graph.call_function(torch.ops.aten.view.default, (node, [8])),))
-    run = torch.fx.GraphModule({}, graph).forward
-    held, seed = torch.rand(8), torch.rand(8)
-    data: list[Tensor | None] = [held, None]
-    entered: list[tuple[list[Any], list[Tensor]]] = []
-
-    def forward() -> None:
-        with torch.enable_grad(), look_up_saved(data, ()):
-            leaf, made = stand_in(held)
-            outputs = run(made)
-            edges = [edge_of(out) for out in outputs]
-        data[1] = outputs[0].detach()
-        entered.append((edges, [leaf]))
-
-    def backward() -> None:
-        edges, leaves = entered.pop()
-        run_backward(edges, [seed], leaves)
-
+    segment = Segment()
     entries: list[float] = []
     begins: list[float] = []
     for _ in range(1 + _ROWS):
-        ways = [_row(others, enter) for enter in (forward, backward)]
+        ways = [_row(others, segment, enter) for enter in (segment.forward, segment.backward)]
         entries.append(statistics.mean(entry for entry, _ in ways))
         begins.append(statistics.mean(begin for _, begin in ways))
     return {
@@ -183,13 +161,13 @@ def _segment_seconds(others: Others) -> dict[str, Timing]:
     }
 
 
-def _row(others: Others, enter: Callable[[], None]) -> tuple[float, float]:
+def _row(others: Others, segment: Segment, enter: Callable[[], None]) -> tuple[float, float]:
     """Return what entering a segment takes in a row of them, and by how much longer the first takes with its layer."""
     others()
     laps: list[tuple[float, float]] = []
     for _ in range(_ROW):
         begin = time.thread_time()
-        others.layer()
+        segment.layer()
         ran = time.thread_time()
         enter()
         laps.append((ran - begin, time.thread_time() - ran))
