@@ -26,11 +26,11 @@ from shardwright.core.compression import (
 from shardwright.core.strategy import Compressor, Feedback, GradientSync, Residual, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.complete import check_complete
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, Traffic, run_locally
+from shardwright.verbs.completeness import check_complete
 from tests.ddp import emulator
 from tests.runtime.test_compressed_gradients import (
     DENSITY,

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from shardwright.chains.mcmc import Chain, Chains, sample, walk
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
@@ -19,8 +20,7 @@ from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
-from shardwright.planner.search import Limits, Training, sample
-from shardwright.planner.search.local.mcmc import Chain, Chains, walk
+from shardwright.planner.search import Limits, Training
 from shardwright.planner.search.local.moves import Place, Space, fine_mesh, move, refine, resplit
 from shardwright.planner.search.local.proposals import Drawing
 from shardwright.planner.search.loop import run
