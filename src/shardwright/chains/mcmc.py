@@ -22,6 +22,8 @@ from functools import partial
 from random import Random
 from typing import Unpack
 
+from shardwright.chains.places import refine
+from shardwright.chains.proposals import Drawing
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
@@ -32,8 +34,7 @@ from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
 from shardwright.planner.search.answer import GIB, answer
-from shardwright.planner.search.local.moves import Space, refine
-from shardwright.planner.search.local.proposals import Drawing
+from shardwright.planner.search.local.moves import Space
 from shardwright.planner.search.loop import Proposal, Proposals, run
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.pool import Pool

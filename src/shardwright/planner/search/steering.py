@@ -47,7 +47,3 @@ HIDDEN = 0.08
 # Weights of the compute path in the bound, the rest going to hideable messages: the largest of the bounds
 # counts, each is true. More are tighter and take longer.
 MEANS = (1.0, 0.97, 0.9, 0.75)
-
-# Random changes at the end of a refinement, and in Markov chains.
-# How often each sort is drawn: where operators are split decides most.
-SHARES = (("split", 6), ("carry", 6), ("keep", 3), ("recompute", 1), ("place", 2), ("start", 1))
