@@ -20,7 +20,6 @@ from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training
 from shardwright.planner.search.local.moves import Space, resplit
@@ -28,6 +27,7 @@ from shardwright.planner.search.loop import run
 from shardwright.planner.search.named import as_strategy, named_strategies
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.space import Seed
+from shardwright.proofs import check
 from tests.planner.search.models import cluster, mlp, residual
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,6 @@ STEERING_NOTHING = {
     "lower/builder.py:ACTIVATION": "a bit",
     "lower/builder.py:GATHERED": "a bit",
     "lower/builder.py:WIDE": "a bit",
-    "lower/check.py:MOST_NAMED": "of a message",
     "lower/compress.py:_TEMPORARIES": "bytes of an algorithm",
     "lower/fold.py:KEPT": "follows from what is looked at",
     "lower/fold.py:MOST_GRAPHS": "memory for folded graphs; no answer depends on it",

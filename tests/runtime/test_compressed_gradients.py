@@ -21,10 +21,10 @@ from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check_complete
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
-from shardwright.verbs.completeness import check_complete
 from tests import zoo
 from tests.ddp import emulator
 from tests.runtime.equivalence import captured_of

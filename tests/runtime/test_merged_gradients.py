@@ -27,10 +27,10 @@ from shardwright.core.strategy import Compressor, Feedback, GradientSync, Residu
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check_complete
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, Traffic, run_locally
-from shardwright.verbs.completeness import check_complete
 from tests.ddp import emulator
 from tests.runtime.test_compressed_gradients import (
     DENSITY,

@@ -16,11 +16,11 @@ import torch
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.planner.space.servers import with_servers
+from shardwright.proofs import check, check_complete
 from shardwright.runtime.capture import capture
-from shardwright.verbs.completeness import check_complete
 from tests import zoo
 from tests.runtime.equivalence import Factory, Run, assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed

@@ -32,13 +32,13 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.check import check
 from shardwright.planner.search.answer import GIB, answer
 from shardwright.planner.search.local.moves import Space
 from shardwright.planner.search.loop import Proposal, Proposals, run
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.search import How, begun
+from shardwright.proofs import check
 
 # What became of one proposal.
 Trying = Generator[Proposal, Evaluation | None, Evaluation | None]

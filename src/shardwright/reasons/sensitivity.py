@@ -26,8 +26,8 @@ from shardwright.planner.search.steering import CANDIDATES
 from shardwright.planner.solve.elimination import Elimination, Solutions
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import TOLERANCE, hull, slope
-from shardwright.planner.solve.marginals import min_marginals
 from shardwright.reasons.decode import Decoded
+from shardwright.reasons.marginals import min_marginals
 
 # Operators without parameters are listed if their own work is this share of all, parameters if all
 # of one sort have this share of the largest one's elements.

@@ -13,7 +13,7 @@ from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import AGAIN, check_fits
 from shardwright.planner.lower import lower
 from shardwright.planner.space import check_strategy, find_samples
-from shardwright.verbs.completeness import check_complete
+from shardwright.proofs import check_complete
 
 
 def check_plan(plan: Plan, graph: OperatorGraph, cluster: Cluster | None = None) -> None:

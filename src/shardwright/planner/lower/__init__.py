@@ -1,6 +1,5 @@
-"""Lower: from graph and strategy to the Program that both interpreters run, and proofs about it."""
+"""Lower: from graph and strategy to the Program that both interpreters run."""
 
-from shardwright.planner.lower.check import check
 from shardwright.planner.lower.lower import lower
 
-__all__ = ["check", "lower"]
+__all__ = ["lower"]
