@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,10 +173,10 @@ def minimise(
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
         _advance(dual, min(best, limit), stopped if not turn else lambda: False)
-        for proposal in dual.propose(FEW):
-            cost = capped_cost(own, proposal)
-            if cost < best:
-                best, choice = cost, proposal
+        proposal = min(dual.propose(FEW), key=partial(capped_cost, own))
+        cost = capped_cost(own, proposal)
+        if cost < best:
+            best, choice = cost, proposal
         least = min(best, limit)
         if dual.bound >= least * (1 - ENOUGH) or (best < BIG and stopped()):
             break
