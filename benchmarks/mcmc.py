@@ -37,6 +37,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from shardwright import __version__
+from shardwright.chains import Chain, sample
 from shardwright.cli.planning import COLLECTED
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
@@ -44,7 +45,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
 from shardwright.files.clusterfile import parse_cluster, read_cluster
-from shardwright.planner.search import Chain, Training, sample, survey
+from shardwright.planner.search import Training, survey
 from shardwright.planner.search.local.refinement import REFINED
 from shardwright.runtime.capture import capture, load_model
 from shardwright.verbs.study import natural_precision

@@ -26,7 +26,7 @@ from shardwright.files.planfile import (
     write_graph,
     write_plan,
 )
-from shardwright.planner.search import Wish
+from shardwright.reasons import Wish
 from shardwright.report.comparison import differences
 from shardwright.verbs.advice import save_advice
 from shardwright.verbs.advice.algorithms import advise_algorithms

@@ -10,7 +10,7 @@ from tests.house.test_sizes import FILES, SOURCE, name_of, tree_of
 MOST_BRANCHES, MOST_BRANCHED = 10, 95
 # Named numbers per room that steer the search, which should be 20 in all; those of ``search`` stand in ``steering.py``.
 MOST_NUMBERS = {
-    "schedule": 6, "lower": 1, "simulate": 2, "solve": 15, "model": 3, "judge": 3, "search": 12, "contest": 1,
+    "schedule": 6, "lower": 1, "simulate": 2, "solve": 10, "model": 3, "judge": 3, "search": 9, "contest": 6,
 }  # fmt: skip
 # Numbers there that steer nothing, each with what it is instead.
 STEERING_NOTHING = {
@@ -28,7 +28,6 @@ STEERING_NOTHING = {
     "lower/builder.py:ACTIVATION": "a bit",
     "lower/builder.py:GATHERED": "a bit",
     "lower/builder.py:WIDE": "a bit",
-    "lower/check.py:MOST_NAMED": "of a message",
     "lower/compress.py:_TEMPORARIES": "bytes of an algorithm",
     "lower/fold.py:KEPT": "follows from what is looked at",
     "lower/fold.py:MOST_GRAPHS": "memory for folded graphs; no answer depends on it",
@@ -47,12 +46,6 @@ STEERING_NOTHING = {
     "simulate/steps.py:ALIKE": "rounding",
     "search/limits.py:RESERVE": "memory that plans may not use",
     "search/survey.py:PLAIN_MICROBATCHES": "what users already have",
-    "search/local/moves.py:MOST_AXES": "which meshes there are",
-    "search/local/mcmc.py:PATIENCE": "the rule of FlexFlow's paper",
-    "search/local/mcmc.py:OVERWEIGHT": "of the chains, another method",
-    "search/local/proposals.py:GOES_ON": "FlexFlow's own",
-    "search/reasons/sensitivity.py:HEAVY": "what is worth a line of an explanation",
-    "search/reasons/sensitivity.py:LARGE": "likewise",
     "judge/ties.py:MEETING": "how well messages are known",
     "judge/ties.py:UNLIKE": "how well a difference is known",
     "model/messages.py:MANY": "infinitely many, for what starting a message takes",

@@ -17,10 +17,11 @@ from hypothesis.strategies import integers, sampled_from
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, REPLICATE
 from shardwright.core.program import Kind, Program
-from shardwright.planner.lower import check, check_complete, lower
-from shardwright.planner.lower.check import crews, stuck
+from shardwright.planner.lower import lower
 from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check, check_complete
+from shardwright.proofs.check import crews, stuck
 from tests.laws.strategies import Shape, random_strategy, shapes, with_wire
 from tests.planner.lower.test_lower import transformer_like
 from tests.planner.search.models import images, mlp, residual

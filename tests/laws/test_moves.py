@@ -7,13 +7,14 @@ from random import Random
 
 import pytest
 
+from shardwright.chains.places import refine
+from shardwright.chains.proposals import Drawing
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search.local.moves import Space, refine
-from shardwright.planner.search.local.proposals import Drawing
+from shardwright.planner.search.local.moves import Space
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.laws.models import OPTIMIZER, Model, model, plain

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.space import Part, Seed, place_parts
+from shardwright.proofs import check
 from tests.laws.models import OPTIMIZER, Model, model, plain
 from tests.laws.test_training import FACTOR, WANTED
 from tests.runtime.equivalence import assert_close

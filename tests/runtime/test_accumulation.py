@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from shardwright.core.graph import KEPT_AS
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Accumulation, Precision
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally

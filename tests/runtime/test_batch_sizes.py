@@ -17,12 +17,13 @@ from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.core.strategy import Pipeline, Strategy
 from shardwright.errors import InputError
-from shardwright.planner.lower import check, lower
-from shardwright.planner.space.resize import resize
+from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
+from shardwright.verbs.resizing import resize
 from tests import zoo
 from tests.runtime.equivalence import captured_of
 from tests.runtime.world import run_ranks

@@ -19,9 +19,9 @@ from shardwright.core.program import Kind
 from shardwright.core.strategy import Compressor, GradientSync, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.complete import check_complete
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check_complete
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally

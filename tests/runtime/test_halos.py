@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.profile.shards import make_shard

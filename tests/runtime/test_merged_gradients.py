@@ -26,8 +26,8 @@ from shardwright.core.compression import (
 from shardwright.core.strategy import Compressor, Feedback, GradientSync, Residual, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.complete import check_complete
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check_complete
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, Traffic, run_locally

@@ -15,8 +15,8 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import CaptureError, InputError
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.check import check
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally

@@ -16,10 +16,10 @@ import torch
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
-from shardwright.planner.lower import check, lower
-from shardwright.planner.lower.complete import check_complete
+from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.planner.space.servers import with_servers
+from shardwright.proofs import check, check_complete
 from shardwright.runtime.capture import capture
 from tests import zoo
 from tests.runtime.equivalence import Factory, Run, assert_close, train_plain

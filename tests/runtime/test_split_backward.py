@@ -18,12 +18,12 @@ from shardwright.core.deferral import DEFERRED
 from shardwright.core.program import Kind
 from shardwright.core.strategy import Pipeline
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.schedule import pipeline_order
 from shardwright.planner.search.named import asked_for
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.operators import linear_blocks
 from shardwright.runtime.deferral import Aside, Product, run_split

@@ -10,8 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.core.program import Message, Program
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo

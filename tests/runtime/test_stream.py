@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from shardwright.core.program import Program
 from shardwright.errors import InputError, RunError
 from shardwright.planner.lower import lower
-from shardwright.planner.space.resize import resize
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.status import INTERRUPTION
 from shardwright.runtime.train import LoopOptions, Step, train
+from shardwright.verbs.resizing import resize
 from tests.runtime.equivalence import captured_of
 
 pytestmark = pytest.mark.torch

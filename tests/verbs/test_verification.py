@@ -14,7 +14,8 @@ from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import Origin, write_plan
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.lower import lower
-from shardwright.planner.space import Seed, carry_over, find_samples, seed_strategy
+from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.verbs.carry import carry_over
 from shardwright.verbs.request import Trial
 from shardwright.verbs.subject import capture
 from tests import zoo

@@ -11,8 +11,8 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
-from shardwright.planner.space.resize import resize
 from shardwright.verbs.legality import lowered
+from shardwright.verbs.resizing import resize
 from shardwright.verbs.subject import Batch, capture
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import AGAIN, check_fits
-from shardwright.planner.lower import check_complete, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.space import check_strategy, find_samples
+from shardwright.proofs import check_complete
 
 
 def check_plan(plan: Plan, graph: OperatorGraph, cluster: Cluster | None = None) -> None:

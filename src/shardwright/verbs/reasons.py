@@ -12,8 +12,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.explanation import Reasons
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.planner.search import explain as find
 from shardwright.planner.search import room
+from shardwright.reasons import explain as find
 from shardwright.report.critical import CriticalRow, critical_rows
 from shardwright.report.reasons import why
 from shardwright.report.story import PlanStory

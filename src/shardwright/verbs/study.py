@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwright.chains import Chain, sample
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.float8 import FLOAT8
@@ -22,7 +23,6 @@ from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.planner.schedule import crews_of
 from shardwright.planner.search import (
-    Chain,
     Context,
     Goal,
     Limits,
@@ -30,7 +30,6 @@ from shardwright.planner.search import (
     Survey,
     best_of,
     curve,
-    sample,
     survey,
 )
 from shardwright.planner.space import ModulePart, Placement, Seed

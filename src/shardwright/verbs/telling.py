@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from shardwright.core.cluster import Cluster
 from shardwright.core.plan import Frontier, Plan
 from shardwright.files.planfile import write_atomically
-from shardwright.planner.search import Wish, room
-from shardwright.planner.search import why_not as find
+from shardwright.planner.search import room
+from shardwright.reasons import Wish
+from shardwright.reasons import why_not as find
 from shardwright.report.contrast import Contrast, contrast
 from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes

@@ -12,9 +12,10 @@ import pytest
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Recomputation
 from shardwright.planner.cost.recomputation import copies_kept, with_recomputation
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space import Seed, seed_strategy
+from shardwright.proofs import check
 from tests.planner.lower.test_lower import transformer_like
 
 LAYERS = 3

@@ -14,9 +14,10 @@ from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy, WireDtype, wire_dtype
 from shardwright.planner.cost import price
 from shardwright.planner.cost.roofline import memory_seconds
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from tests.laws.columns import columns
 from tests.planner.search.models import cluster, mlp
 

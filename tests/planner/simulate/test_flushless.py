@@ -14,10 +14,11 @@ from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS, versions
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.files.planfile import read_plan, write_plan
-from shardwright.planner.lower import check, check_complete, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.lower.flushless import unrolled
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check, check_complete
 from tests.planner.search.models import mlp
 
 

@@ -22,10 +22,11 @@ from shardwright.planner.cost.feed import (
     input_words,
     least_input_seconds,
 )
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate, with_input
 from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.proofs import check
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import cut
 from tests import zoo

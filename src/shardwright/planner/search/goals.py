@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shardwright.core.cluster import Cluster, Device, Switch
+from shardwright.core.cluster import Cluster
 from shardwright.planner.model.arrangements import SMALL_GROUP
 
 Mode = Literal["min-time", "min-devices", "min-money", "curve"]
@@ -51,25 +51,6 @@ def device_numbers(cluster: Cluster) -> tuple[int, ...]:
     rounds = [factor << power for factor in (1, 3) for power in range(total.bit_length())]
     numbers = {total, *small, *rounds, *(per_host * number for number in rounds)}
     return tuple(sorted(number for number in numbers if number <= total))
-
-
-def grown(cluster: Cluster, num_devices: int) -> Cluster | None:
-    """Return the cluster with devices like its last ones up to so many: whole hosts like the last
-    host, or more devices in the only one. None where whole hosts do not add up to that number."""
-    extra = num_devices - cluster.num_devices
-    last = cluster.devices[-1]
-    host = cluster.switches[last.host]
-    if host.parent < 0:
-        return replace(cluster, devices=cluster.devices + (last,) * extra)
-    members = [device for device in cluster.devices if device.host == last.host]
-    if extra < 0 or extra % len(members):
-        return None
-    switches: list[Switch] = list(cluster.switches)
-    devices: list[Device] = list(cluster.devices)
-    for _ in range(extra // len(members)):
-        switches.append(replace(host, name=f"{host.name}+{len(switches)}", address=""))
-        devices += [replace(member, host=len(switches) - 1) for member in members]
-    return replace(cluster, switches=tuple(switches), devices=tuple(devices))
 
 
 def tried_text(numbers: Sequence[int]) -> str:

@@ -21,7 +21,6 @@ from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.candidates import Candidate, to_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.steering import (
-    ALIKE,
     BUDGET,
     CANDIDATES,
     CLOSE,
@@ -160,7 +159,7 @@ class Pool:
         evaluation = self.try_out(strategy, candidate.least_seconds)
         starts = self.context.starting * len(self.context.graph.parameters)
         late = 0.0 if evaluation is None else evaluation.seconds - CLOSE * candidate.seconds
-        if evaluation is not None and late > 0 and starts > ALIKE * evaluation.seconds:
+        if evaluation is not None and late > 0 and starts > SAME * evaluation.seconds:
             # Starting so many messages may be what it did not promise.
             merged = by_blocks(self.context, strategy)
             again = self.try_out(merged, candidate.least_seconds)

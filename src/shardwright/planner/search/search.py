@@ -19,12 +19,10 @@ from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search.alternative import Wish, alternative
-from shardwright.planner.search.answer import Findings, answer, late, make_plan, named_answer
+from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
-from shardwright.planner.search.local.mcmc import Chain, Spent, walk
 from shardwright.planner.search.loop import Proposer, run
 from shardwright.planner.search.looped import tighten
 from shardwright.planner.search.pool import Pool
@@ -37,7 +35,7 @@ from shardwright.planner.search.proposers.known import asked, grids, known
 from shardwright.planner.search.proposers.late import late as proposes_late
 from shardwright.planner.search.proposers.refine import refined
 from shardwright.planner.search.proposers.schedules import schedules
-from shardwright.planner.search.proposers.smallest import descended, smallest
+from shardwright.planner.search.proposers.smallest import smallest
 from shardwright.planner.search.proposers.uneven import uneven
 from shardwright.planner.search.survey import Survey
 from shardwright.planner.space import Placement
@@ -115,20 +113,9 @@ def survey(
     return Survey(answer(found, seed, goal), found, goal, seed)
 
 
-def sample(
-    graph: OperatorGraph,
-    cluster: Cluster,
-    table: CostTable,
-    chain: Chain,
-    spent: Spent,
-    **how: Unpack[How],
-) -> Frontier:
-    """Return the plans that Markov chains come by instead (see ``mcmc``); nothing is proved.
-
-    ``spent`` says which fraction of the budget so many proposals have used.
-    """
-    session = _Session.of(graph, cluster, table, **how)
-    return walk(session.pool(cluster.num_devices), chain, spent)
+def begun(graph: OperatorGraph, cluster: Cluster, table: CostTable, **how: Unpack[How]) -> Pool:
+    """Return a pool for all devices in which nothing was tried yet: whoever searches otherwise fills it."""
+    return _Session.of(graph, cluster, table, **how).pool(cluster.num_devices)
 
 
 def curve(
@@ -147,43 +134,6 @@ def curve(
     fitting = [findings for findings in found if findings.fitting]
     # Where nothing fits, the answer on most devices says what is missing.
     return tuple(answer(findings, seed).best for findings in fitting or found[-1:])
-
-
-def why_not(
-    graph: OperatorGraph, cluster: Cluster, table: CostTable, wish: Wish, **how: Unpack[How]
-) -> Plan:
-    """Return the best plan that does what a user has in mind, whether it fits or not."""
-    session = _Session.of(graph, cluster, table, **how)
-    return alternative(session.pool(cluster.num_devices), wish)
-
-
-def some_plan(
-    graph: OperatorGraph,
-    cluster: Cluster,
-    table: CostTable,
-    *,
-    deadline: float = math.inf,
-    **how: Unpack[How],
-) -> Plan | None:
-    """Return a plan within the memory limit and the deadline, the first one found, or None where none was.
-
-    Where memory is the question, plans that use as little as the additive model can are simulated first;
-    where time is, the search runs until something is fast enough.
-    """
-    session = _Session.of(graph, cluster, table, **how).sending_all()
-
-    def is_met() -> bool:
-        return pool.fastest <= deadline or (session.stop is not None and session.stop())
-
-    pool = replace(session, stop=is_met if deadline < math.inf else session.stop).pool(
-        cluster.num_devices
-    )
-    if deadline == math.inf:
-        run(pool, descended)
-    elif pool.even_split(cluster.num_devices) <= deadline:  # else not even if all work divided so
-        explore(pool, on_fewer)
-    fits = [one for one in pool.fitting if one.seconds <= deadline]
-    return make_plan(pool.findings(), fits[0], 0) if fits else None
 
 
 def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:

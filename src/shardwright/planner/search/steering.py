@@ -10,18 +10,14 @@ from __future__ import annotations
 
 # What is the same, near, far.
 # Plans nearer than this share of the half-width are the same: 0.1 % of a step where costs are modelled.
-# More loses what adds up from small gains, less simulates one plan on many meshes.
+# More loses what adds up from small gains, less simulates one plan on many meshes. The same share of a step is
+# between candidates of the additive model on other meshes, which is coarser, what starting messages takes before it
+# is felt, and what losing more of the gradients must gain.
 SAME = 0.02
-# Candidates of the additive model on other meshes, this near in seconds, are the same: it is coarser than the
-# simulator. Less fills the list of those simulated with one plan (0.8 % slower in one case). Starting
-# messages is felt above this share too (asking for all of the delay: 5 % slower in one case).
-ALIKE = 0.01
 # What is this much slower, or larger, is not worth following up: beside the fastest it is only a corner of
 # the frontier. Neighbours on the frontier are far apart if time and memory both differ by more. The additive model's
 # bytes may be off by as much (simulated over modelled: 0.91 at least, in 18 plans of three transformers).
 CLOSE = 1.1
-# So many times the memory is hopeless for like plans too.
-FAR = 2.0
 
 # How much is simulated.
 # Operators simulated to refine one plan; the one budget in which simulations are counted. Time grows with
@@ -38,7 +34,8 @@ MOVES = BUDGET // PATIENCE
 CANDIDATES = 12
 # Of a list that is sorted by promise, the first so many: blocks whose gradients leave last, ways to split an
 # operator. So many times the budget where more can be gained: where the bound lies below the fastest plan by more than
-# its half-width; and so many times the candidates where two free axes make many alike.
+# its half-width; and so many times the candidates where two free axes make many alike. So many times the memory is
+# hopeless for like plans too: orders of pipelines need a third at least.
 FEW = 3
 
 # What the additive model ranks by.
@@ -47,7 +44,3 @@ HIDDEN = 0.08
 # Weights of the compute path in the bound, the rest going to hideable messages: the largest of the bounds
 # counts, each is true. More are tighter and take longer.
 MEANS = (1.0, 0.97, 0.9, 0.75)
-
-# Random changes at the end of a refinement, and in Markov chains.
-# How often each sort is drawn: where operators are split decides most.
-SHARES = (("split", 6), ("carry", 6), ("keep", 3), ("recompute", 1), ("place", 2), ("start", 1))

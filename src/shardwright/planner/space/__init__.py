@@ -7,7 +7,6 @@ parts that run on devices of their own, ``check_strategy`` refuses what is not l
 and no order in time.
 """
 
-from shardwright.planner.space.carry import carry_over
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.legal import check_strategy
 from shardwright.planner.space.placement import (
@@ -27,7 +26,6 @@ __all__ = [
     "Part",
     "Placement",
     "Seed",
-    "carry_over",
     "check_strategy",
     "choices",
     "find_samples",

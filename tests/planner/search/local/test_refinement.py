@@ -15,7 +15,6 @@ from shardwright.core.timeline import Timeline
 from shardwright.planner.judge.actions import timed
 from shardwright.planner.judge.evaluate import Evaluation, evaluate, run
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.local.moves import Space, resplit
@@ -24,6 +23,7 @@ from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers import refine
 from shardwright.planner.space import Seed
+from shardwright.proofs import check
 from tests.planner.search.models import cluster, residual
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from random import Random
 from typing import NamedTuple
 
 from shardwright.core.layout import local_bytes
@@ -24,9 +23,8 @@ from shardwright.planner.model.arrangements import microbatch_counts
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.labels import relabelled
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
-from shardwright.planner.search.local.proposals import Drawing
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, MOVES, PATIENCE
+from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, PATIENCE
 from shardwright.planner.solve.frontier import TOLERANCE
 
 REFINED = ", refined"
@@ -55,8 +53,7 @@ class Effort(NamedTuple):
 def improve(pool: Pool, evaluation: Evaluation, effort: Effort) -> Evaluation:
     """Return the fastest strategy within the memory limit that an effort reaches.
 
-    First what may relieve the bottlenecks, one after the other, then random changes that begin
-    there. Deterministic.
+    What may relieve the bottlenecks is tried, one after the other. Deterministic.
     """
     return _Climb(pool, effort).to_the_top(evaluation)
 
@@ -73,7 +70,6 @@ class _Climb:
         self._pool = pool
         self._left, self._patience = effort
         self._space = Space(pool.context)
-        self._drawing = Drawing(self._space, Random(0))
         self._tried: set[Strategy] = set()
 
     def to_the_top(self, best: Evaluation) -> Evaluation:
@@ -103,10 +99,7 @@ class _Climb:
         program, timeline, _ = self._last  # of ``best``
         found = bottlenecks(self._pool.context, program, timeline)
         self._tried.add(best.strategy)
-        for changed in itertools.chain(
-            _moves(self._space, best.strategy, found),
-            _drawn(self._drawing, best.strategy, found),
-        ):
+        for changed in _moves(self._space, best.strategy, found):
             if self._left <= last or self._pool.stopped():
                 return None
             evaluation = self.evaluated(changed)
@@ -117,18 +110,6 @@ class _Climb:
                 label = relabelled(self._pool.context, replace(changed, label=before)) + REFINED
                 return replace(evaluation, strategy=replace(changed, label=label))
         return None
-
-
-def _drawn(drawing: Drawing, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
-    """Yield random changes that begin on the critical chain, so many that a budget ends first."""
-    operators = sorted({one.operator for one in found})
-    for _ in range(MOVES):
-        try:
-            changed = drawing.draw(strategy, operators)
-        except ValueError:
-            continue
-        if changed != strategy:
-            yield changed
 
 
 def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[Bottleneck]:

@@ -10,7 +10,7 @@ from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.search.labels import packing_words
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import ALIKE
+from shardwright.planner.search.steering import SAME
 
 
 def compressed(least_sent: float, pool: Pool) -> Proposals:
@@ -27,7 +27,7 @@ def compressed(least_sent: float, pool: Pool) -> Proposals:
 
 def _worth_losing(pool: Pool, seconds: float) -> float:
     """Return below how many seconds a plan that loses more is worth it beside one that takes so many."""
-    return seconds * (1 - max(ALIKE, pool.same))
+    return seconds * (1 - max(SAME, pool.same))
 
 
 def _compressed(pool: Pool, evaluation: Evaluation, least_sent: float) -> Evaluation | None:

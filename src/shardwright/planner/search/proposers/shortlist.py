@@ -14,7 +14,7 @@ from shardwright.planner.model.arrangements import SMALL_GRAPH, Arrangement
 from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import ALIKE, CLOSE, FEW
+from shardwright.planner.search.steering import CLOSE, FEW, SAME
 from shardwright.planner.solve.frontier import falling
 
 
@@ -75,7 +75,7 @@ def _is_alike(one: Candidate, other: Candidate) -> bool:
     return (
         here != there
         and (here.stages, here.microbatches) == (there.stages, there.microbatches)
-        and abs(one.seconds - other.seconds) <= ALIKE * other.seconds
+        and abs(one.seconds - other.seconds) <= SAME * other.seconds
         and other.bytes <= CLOSE * one.bytes <= CLOSE**2 * other.bytes
     )
 

@@ -17,15 +17,16 @@ from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
-from shardwright.planner.search import Limits, Training, explain, room, search
+from shardwright.planner.search import Limits, Training, room, search
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.reasons.decode import decode
-from shardwright.planner.search.reasons.neighbours import neighbours
-from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
-from shardwright.planner.search.reasons.shadow import hardware_prices
 from shardwright.planner.simulate import simulate
 from shardwright.planner.solve.elimination import Elimination
+from shardwright.reasons import explain
+from shardwright.reasons.decode import decode
+from shardwright.reasons.neighbours import neighbours
+from shardwright.reasons.sensitivity import price_choices, sensitivity
+from shardwright.reasons.shadow import hardware_prices
 from tests.planner.search.models import cluster, residual
 
 pytestmark = pytest.mark.usefixtures("short_climbs")

@@ -17,12 +17,12 @@ from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.reasons.decode import Decoded, decode
-from shardwright.planner.search.reasons.neighbours import Rivalry
-from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
-from shardwright.planner.search.reasons.shadow import hardware_prices
 from shardwright.planner.search.steering import CANDIDATES
 from shardwright.planner.simulate import on_shared_cores, simulate_on
+from shardwright.reasons.decode import Decoded, decode
+from shardwright.reasons.neighbours import Rivalry
+from shardwright.reasons.sensitivity import price_choices, sensitivity
+from shardwright.reasons.shadow import hardware_prices
 
 
 def _nothing(text: str, fraction: float) -> None:

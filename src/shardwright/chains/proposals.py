@@ -9,23 +9,16 @@ alone mostly pays for messages on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from shardwright.chains.places import Place, fine_mesh, move, smallest_prime
 from shardwright.core.strategy import Mesh, Strategy
-from shardwright.planner.search.local.moves import (
-    Place,
-    Space,
-    fine_mesh,
-    lay,
-    mend,
-    move,
-    resplit,
-    smallest_prime,
-)
-from shardwright.planner.search.steering import SHARES
+from shardwright.planner.search.local.moves import Space, lay, mend, resplit
 
+# How often each sort is drawn: where operators are split decides most.
+SHARES = (("split", 6), ("carry", 6), ("keep", 3), ("recompute", 1), ("place", 2), ("start", 1))
 # FlexFlow's program goes on to another neighbour so often (``rewrite``).
 GOES_ON = 0.75
 
@@ -54,13 +47,13 @@ class Drawing:
             "start": self._start,
         }
 
-    def draw(self, strategy: Strategy, operators: Sequence[int] = ()) -> Strategy:
+    def draw(self, strategy: Strategy) -> Strategy:
         """Return a changed strategy, or the same one where the draw changes nothing.
 
-        The change begins at one of the ``operators``, by default at any. Raises ValueError where it is illegal; lowering may find it illegal too.
+        Raises ValueError where it is illegal; lowering may find it illegal too.
         """
         name = self.random.choices(self._names, self._weights)[0]
-        return self._draws[name](strategy, self.random.choice(operators or self._operators))
+        return self._draws[name](strategy, self.random.choice(self._operators))
 
     def anything(self, strategy: Strategy) -> Strategy:
         """Return a strategy on the same meshes in which every operator is split at random."""
@@ -141,13 +134,15 @@ class Drawing:
     def _walk(self, strategy: Strategy, index: int, place: Place, tied: bool) -> Strategy:
         """Change an operator and, from neighbour to neighbour, others to fit it."""
         space, random = self.space, self.random
+        tensors = space.context.graph.tensors
         new: dict[int, Place] = {index: place}
         at = index
         while random.random() < GOES_ON:
             edges = [e for e in space.edges(at) if e[1] not in new and self._is_trained(e[1])]
             if not edges:
                 break
-            tensor, other = random.choices(edges, [space.weight(edge[0]) for edge in edges])[0]
+            weights = [max(1, tensors[tensor].bytes) for tensor, _ in edges]
+            tensor, other = random.choices(edges, weights)[0]
             wanted = space.layout(at, new[at].dims, tensor)
             pieces = strategy.pipeline.num_microbatches
             fitting = space.fitting(other, place.mesh.sizes, pieces, tensor, wanted)

@@ -11,22 +11,23 @@ from types import SimpleNamespace
 
 import pytest
 
+from shardwright.chains.mcmc import Chain, Chains, sample, walk
+from shardwright.chains.places import Place, fine_mesh, move, refine
+from shardwright.chains.proposals import Drawing
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
-from shardwright.planner.search import Limits, Training, sample
-from shardwright.planner.search.local.mcmc import Chain, Chains, walk
-from shardwright.planner.search.local.moves import Place, Space, fine_mesh, move, refine, resplit
-from shardwright.planner.search.local.proposals import Drawing
+from shardwright.planner.search import Limits, Training
+from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.loop import run
 from shardwright.planner.search.named import as_strategy, named_strategies
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.space import Seed
+from shardwright.proofs import check
 from tests.planner.search.models import cluster, mlp, residual
 
 pytestmark = pytest.mark.slow

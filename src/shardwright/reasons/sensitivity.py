@@ -22,12 +22,12 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import Candidate, likely_weights
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.reasons.decode import Decoded
 from shardwright.planner.search.steering import CANDIDATES
 from shardwright.planner.solve.elimination import Elimination, Solutions
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import TOLERANCE, hull, slope
-from shardwright.planner.solve.marginals import min_marginals
+from shardwright.reasons.decode import Decoded
+from shardwright.reasons.marginals import min_marginals
 
 # Operators without parameters are listed if their own work is this share of all, parameters if all
 # of one sort have this share of the largest one's elements.

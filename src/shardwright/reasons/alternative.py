@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Unpack
 
 from shardwright.core.arguments import check_fields
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
@@ -22,6 +26,7 @@ from shardwright.planner.search.proposers.additive import of_shape
 from shardwright.planner.search.proposers.gradients import merged
 from shardwright.planner.search.proposers.known import asked, seeded
 from shardwright.planner.search.proposers.shortlist import shortlist
+from shardwright.planner.search.search import How, begun
 from shardwright.planner.search.seedplans import uses
 from shardwright.planner.space import Seed
 
@@ -70,11 +75,14 @@ def _check_count(name: str, given: int | None, most: int) -> None:
         )
 
 
-def alternative(pool: Pool, wish: Wish) -> Plan:
+def why_not(
+    graph: OperatorGraph, cluster: Cluster, table: CostTable, wish: Wish, **how: Unpack[How]
+) -> Plan:
     """Return the fastest plan of a wish that fits into memory, or the smallest where none does.
 
     Raises InputError where there is no such plan.
     """
+    pool = begun(graph, cluster, table, **how)
     if wish.seed_plan:
         run(pool, partial(asked, wish.seed_plan))
     else:

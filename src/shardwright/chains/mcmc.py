@@ -20,19 +20,25 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Unpack
 
+from shardwright.chains.places import refine
+from shardwright.chains.proposals import Drawing
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.check import check
 from shardwright.planner.search.answer import GIB, answer
-from shardwright.planner.search.local.moves import Space, refine
-from shardwright.planner.search.local.proposals import Drawing
+from shardwright.planner.search.local.moves import Space
 from shardwright.planner.search.loop import Proposal, Proposals, run
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.search import How, begun
+from shardwright.proofs import check
 
 # What became of one proposal.
 Trying = Generator[Proposal, Evaluation | None, Evaluation | None]
@@ -184,6 +190,18 @@ def _from(label: str) -> str:
     return label if label.startswith(FROM) else FROM + label
 
 
+def sample(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    chain: Chain,
+    spent: Spent,
+    **how: Unpack[How],
+) -> Frontier:
+    """Return the plans that Markov chains come by instead of ``search``; see ``walk``."""
+    return walk(begun(graph, cluster, table, **how), chain, spent)
+
+
 def walk(pool: Pool, chain: Chain, spent: Spent) -> Frontier:
     """Return the non-dominated plans that chains within a budget came by; the fastest is chosen.
 
@@ -203,10 +221,10 @@ def walk(pool: Pool, chain: Chain, spent: Spent) -> Frontier:
 
 def _reason(frontier: Frontier, chains: Chains) -> str:
     best, text = frontier.best, ""
-    for begun in sorted(chains.begun, key=lambda one: one.seconds)[:1]:
-        gain = 1 - best.predicted.step_seconds / begun.seconds
+    for start in sorted(chains.begun, key=lambda one: one.seconds)[:1]:
+        gain = 1 - best.predicted.step_seconds / start.seconds
         faster = f"{gain:.1%} faster than" if gain > 0 else "no faster than"
-        text = f", {faster} the best start, {begun.strategy.label}"
+        text = f", {faster} the best start, {start.strategy.label}"
     return (
         f"{best.strategy.label} is the fastest of {chains.proposed:,} proposals ({chains.accepted:,} "
         f"accepted, {chains.illegal:,} illegal) within {chains.pool.limit / GIB:.1f} GiB per device "

@@ -9,8 +9,9 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
-from shardwright.planner.search import Limits, Wish, search, why_not
+from shardwright.planner.search import Limits, search
 from shardwright.planner.space import find_samples
+from shardwright.reasons import Wish, why_not
 from tests.planner.search.models import cluster, opaque, residual
 
 pytestmark = pytest.mark.usefixtures("short_climbs")

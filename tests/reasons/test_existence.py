@@ -9,7 +9,8 @@ import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.errors import NoPlan
-from shardwright.planner.search import Limits, Training, grown, search, some_plan
+from shardwright.planner.search import Limits, Training, search
+from shardwright.reasons import grown, some_plan
 from tests.planner.search.models import cluster, residual
 
 pytestmark = pytest.mark.usefixtures("short_climbs")

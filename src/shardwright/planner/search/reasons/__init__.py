@@ -1,1 +1,0 @@
-"""Why a plan is as it is: runners-up, neighbours, what more memory or faster links would buy."""
