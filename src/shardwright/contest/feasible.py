@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.contest.descent import Descent, fits
-from shardwright.contest.region import MOST_NODES, room_of
 from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.descent import Descent, fits
 from shardwright.planner.solve.wide.dual import Messages
 from shardwright.planner.solve.wide.net import Net, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
+from shardwright.planner.solve.wide.region import MOST_NODES, room_of
 
 # What a forbidden pair costs, in limits, while prices of memory add up to 1. Noise over all nodes, which breaks
 # ties, is its inverse: bounds lie as much lower, beyond all rounding.

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.contest.branch import Branching
-from shardwright.contest.descent import REGION_NODES, Descent
 from shardwright.contest.feasible import Feasibility, is_legal
 from shardwright.contest.order import order_of, relaid, reordered
-from shardwright.contest.region import MOST_NODES, room_of
 from shardwright.planner.solve.wide.compact import Compact, compact
+from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
 from shardwright.planner.solve.wide.dual import PATIENCE, SLIGHT, Dual, tolerance
-from shardwright.planner.solve.wide.net import BIG, FEW, WORK, capped_cost, net_of
+from shardwright.planner.solve.wide.net import BIG, FEW, WORK, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
+from shardwright.planner.solve.wide.region import MOST_NODES, room_of
 
 FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
 # Of what is left of the budget, bounding goes on until the first share is used up, searching until the second; a proof

@@ -13,7 +13,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,11 @@ from shardwright.errors import InputError
 from shardwright.planner.solve.buckets import MAX_CELLS, Floats, Scope, join, neighbours, plan
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
 from shardwright.planner.solve.wide.dual import PATIENCE, Dual
-from shardwright.planner.solve.wide.net import BIG, FEW, capped_cost, net_of
+from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
+from shardwright.planner.solve.wide.region import room_of
 
 # Hubs touch at least so many others, and have at most so many joint values.
 HUB, MOST_VALUES = 64, 16
@@ -169,14 +170,17 @@ def minimise(
     choice = np.zeros(own.num_nodes, np.int64)
     if not own.num_nodes:
         return smaller.expand(choice), constant
-    dual = Dual(own, net_of(own))
+    net, dual = net_of(own), Dual(own, net_of(own))
+    room = room_of(own.num_nodes, 8_000_000)
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
         _advance(dual, min(best, limit), stopped if not turn else lambda: False)
-        proposal = min(dual.propose(FEW), key=partial(capped_cost, own))
-        cost = capped_cost(own, proposal)
+        *_, proposal = dual.propose(FEW)  # the one on which the messages have settled
+        descent = Descent(own, net, room, proposal, turn)
+        descent.round(0.0, REGION_NODES)
+        cost = capped_cost(own, descent.choice)
         if cost < best:
-            best, choice = cost, proposal
+            best, choice = cost, descent.choice.copy()
         least = min(best, limit)
         if dual.bound >= least * (1 - ENOUGH) or (best < BIG and stopped()):
             break

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.contest.descent import Descent
 from shardwright.contest.order import relaid
-from shardwright.contest.region import room_of
 from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import net_of
+from shardwright.planner.solve.wide.region import room_of
 from shardwright.verbs.iopddl import wide_problem
 from tests.planner.solve.wide.certified import SHAPES, ZEROS, certified
 from tests.planner.solve.wide.problems import cost, highs_optimum, peak, random_problem

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from shardwright.contest import solve
-from shardwright.contest.descent import Descent
-from shardwright.contest.region import room_of, solve_region
 from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import BIG, net_of
+from shardwright.planner.solve.wide.region import room_of, solve_region
 from tests.planner.solve.wide.problems import (
     cost,
     highs_optimum,

@@ -85,8 +85,3 @@ def net_of(problem: WideProblem, rank: Ints | None = None, *, capped: bool = Tru
         into=told[:-1].reshape(-1, 2),
         rank=np.zeros(0, dtype=np.int64) if rank is None else rank,
     )
-
-
-def capped_cost(problem: WideProblem, choice: Ints) -> float:
-    """Return the cost with ``BIG`` for everything forbidden."""
-    return float(np.minimum(problem.costs(choice), BIG).sum())

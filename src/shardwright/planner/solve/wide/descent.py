@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.contest.neighbourhood import BUMP, Manner, improve, search_of
-from shardwright.contest.region import MOST_NODES, Room
-from shardwright.planner.solve.wide.net import BIG, FEW, WORK, Net, capped_cost
+from shardwright.planner.solve.wide.neighbourhood import BUMP, Manner, improve, search_of
+from shardwright.planner.solve.wide.net import BIG, FEW, WORK, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
+from shardwright.planner.solve.wide.region import MOST_NODES, Room
 
 REGION_NODES = MOST_NODES // FEW  # at most, where many moves are better than wide ones
 REGION_CELLS = (
@@ -127,6 +127,11 @@ class Descent:
             heavy = np.flatnonzero((before[problem.end] > before[problem.begin]) & spare)
         roots = np.concatenate([heavy, np.repeat(broken, 1 + len(heavy) // max(1, len(broken)))])
         return roots[problem.sizes[roots] > 1]
+
+
+def capped_cost(problem: WideProblem, choice: Ints) -> float:
+    """Return the cost with ``BIG`` for everything forbidden."""
+    return float(np.minimum(problem.costs(choice), BIG).sum())
 
 
 def fits(problem: WideProblem, choice: Ints) -> bool:

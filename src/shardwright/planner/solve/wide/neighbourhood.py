@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.compiled import compiled, inner
-from shardwright.contest.region import MOST_AROUND, Room, solve_region
 from shardwright.planner.solve.wide.net import FEW, NEAR, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints
+from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_region
 
 BUMP = 2.0  # by what a price grows that was too low
 MOVES = 32  # of a round; twice in it prices follow what is used
