@@ -205,6 +205,19 @@ class Outer(nn.Module):
         return torch.einsum("bsd,bsde->bse", keys, sums) / keys.sum(-1, keepdim=True)
 
 
+class Bilinear(nn.Module):
+    """What two layers say of a row, multiplied by a tensor of three dims: torch makes all products first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+        self.core = nn.Parameter(torch.randn(width, width, width) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as many numbers."""
+        return torch.einsum("nti,ntj,ijk->ntk", self.one(x), self.two(x), self.core)
+
+
 def encoder(width: int, drops: float) -> nn.Module:
     """Reads its batch with the dims turned round, so that products copy what they read."""
     return nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=drops, batch_first=True)
@@ -219,9 +232,10 @@ def encoder(width: int, drops: float) -> nn.Module:
         (Layers(nn.Linear(96, 96), Steps(96)), (32, 16, 96), 0.01),
         (Layers(nn.Linear(96, 96), Steps(96)), (8, 6, 96), 0.02),
         (Layers(nn.Linear(32, 32), Outer(32), nn.Linear(32, 32), Outer(32)), (8, 64, 32), 0.02),
+        (Layers(nn.Linear(16, 16), Bilinear(16), nn.Linear(16, 16), Bilinear(16)), (8, 16, 16), 0.01),
         (Layers(nn.Conv2d(3, 24, 1), nn.ReLU6(), nn.ConvTranspose2d(24, 1, 4, 2, 1)), (32, 3, 16, 16), 0.01),
     ],
-    ids=["encoder", "dropout", "residual", "recurrence", "weights of a recurrence", "outer products", "transposed convolution"],
+    ids=["encoder", "dropout", "residual", "recurrence", "weights of a recurrence", "outer products", "bilinear", "transposed convolution"],
 )  # fmt: skip
 def test_peaks_of_other_models_are_foreseen(
     model: nn.Module, shape: tuple[int, ...], within: float

@@ -119,7 +119,7 @@ def _broadcast(
     bare: str, graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]
 ) -> int:
     """Return by how much trained operands are less than the gradients that are added up to theirs: of the result's size,
-    and of products a matrix for each of the result's."""
+    and of products a matrix for each of the result's. All of these are there when the first is added up."""
     result = call.result_shapes[0]
     of_matrices = bare == "matmul" and all(len(values[v].shape) > 2 for v in call.operands)
     if not of_matrices and bare not in SPREADS and (bare != "einsum" or _contracts(operator)):
@@ -128,6 +128,6 @@ def _broadcast(
     for tensor, value in zip(operator.inputs, call.operands, strict=True):
         shape = values[value].shape
         whole = math.prod((*result[:-2], *shape[-2:]) if of_matrices else result)
-        if graph.tensors[tensor].needs_gradient:
-            more += max(0, whole - math.prod(shape)) * DTYPE_BYTES[values[value].dtype]
+        if graph.tensors[tensor].needs_gradient and whole > math.prod(shape):
+            more += (whole - math.prod(shape) * bool(more)) * DTYPE_BYTES[values[value].dtype]
     return more
