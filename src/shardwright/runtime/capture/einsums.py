@@ -18,10 +18,8 @@ def in_pairs(
     """
     if count < 3 or "." in equation:
         return None
-    read, arrow, made = equation.replace(" ", "").partition("->")
-    left, letters = read.split(","), Counter(read.replace(",", ""))
-    made = made if arrow else "".join(sorted(one for one in letters if letters[one] == 1))
-    order = (made + "".join(sorted(letters.keys() - set(made)))).index
+    left, made = _sides(equation)
+    order = (made + "".join(sorted(set("".join(left)) - set(made)))).index
     pairs: list[tuple[int, int, str]] = []
     while len(left) > 1:
         done = 2 * len(pairs)
@@ -31,6 +29,14 @@ def in_pairs(
         pairs.append((one, two, f"{first},{second}->{inside}"))
         left.insert(len(left) if path else 0, inside)
     return pairs
+
+
+def _sides(equation: str) -> tuple[list[str], str]:
+    """Return the dims of the operands and of the result, which are those named once where none are given."""
+    read, arrow, made = equation.replace(" ", "").partition("->")
+    letters = Counter(read.replace(",", ""))
+    once = "".join(sorted(one for one in letters if letters[one] == 1))
+    return read.split(","), made if arrow else once
 
 
 def _between(first: str, second: str, wanted: set[str], order: Callable[[str], int]) -> str:
