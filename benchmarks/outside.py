@@ -158,6 +158,7 @@ FILES = (
     "latest",
     "seldom",
     "autumn",
+    "winter",
 )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardwright.core.cluster import Cluster
     from shardwright.core.graph import OperatorGraph
     from shardwright.core.plan import Frontier, Plan
-    from shardwright.planner.search import Wish
+    from shardwright.reasons import Wish
     from shardwright.verbs.request import Job, Request, Trial
 
 __version__ = VERSION
@@ -45,7 +45,7 @@ _HOMES = {
     "Plan": "shardwright.core.plan",
     "Request": "shardwright.verbs.request",
     "Trial": "shardwright.verbs.request",
-    "Wish": "shardwright.planner.search",
+    "Wish": "shardwright.reasons",
     "build": "shardwright.api",
     "capture": "shardwright.api",
     "compare": "shardwright.api",

@@ -38,23 +38,18 @@ from shardwright.planner.cost.recurrent import kept_of_cell, kept_of_layers, num
 
 # Names with nothing to keep: the gradient needs shapes only.
 KEEPS_NOTHING = frozenset({
-    "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to",
-    "_to_copy", "type_as", "add_", "sub_", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu",
-    "zeros_like", "ones_like", "full_like", "argmax", "count_targets", "vocabulary_logsumexp",
-    "eq", "ne", "lt", "gt", "le", "ge", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and",
-    "logical_or", "logical_not", "any", "all", "isin", "floor", "ceil", "round", "sign", "copy_",
-    "fill_", "fill", "zero_", "one_hot", "float", "half", "bfloat16", "arange", "full", "zeros", "ones",
-    "new_zeros", "new_ones", "new_full", "empty", "scalar_tensor", "bincount", "repeat_interleave",
-    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "tile", "rot90", "diff", "im2col", "col2im",
-    "deg2rad", "rad2deg", "frac", "trunc", "bernoulli", "lift_fresh_copy", "unsafe_chunk", "unsafe_split",
-    "unsafe_split_with_sizes", "diag_embed", "diagonal_scatter", "select_scatter", "slice_scatter",
-    "place_slice", "meshgrid", "straight", "affine_grid_generator", "positive", "trace", "cartesian_prod",
-    "as_complex", "view_as_complex", "real", "imag",
-    "fft_fftshift", "fft_ifftshift", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft",
-    "fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn",
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
-    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+    "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to", "_to_copy", "type_as",
+    "add_", "sub_", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu", "vocabulary_logsumexp", "floor",
+    "ceil", "round", "sign", "copy_", "fill_", "fill", "zero_", "float", "half", "bfloat16", "repeat_interleave",
+    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "tile", "rot90", "diff", "im2col", "col2im", "deg2rad",
+    "rad2deg", "frac", "trunc", "bernoulli", "lift_fresh_copy", "unsafe_chunk", "unsafe_split",
+    "unsafe_split_with_sizes", "diag_embed", "diagonal_scatter", "select_scatter", "slice_scatter", "place_slice",
+    "meshgrid", "straight", "affine_grid_generator", "positive", "trace", "cartesian_prod", "as_complex",
+    "view_as_complex", "real", "imag", "fft_fftshift", "fft_ifftshift", "fft_irfft", "fft_irfft2", "fft_irfftn",
+    "fft_hfft", "fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 })  # fmt: skip
 
 KEEPS_INPUT = frozenset({
@@ -145,16 +140,20 @@ def _floating(graph: OperatorGraph, tensors: tuple[int, ...]) -> tuple[int, ...]
     return tuple(i for i, tensor in enumerate(tensors) if graph.tensors[tensor].is_floating)
 
 
+def _trained(graph: OperatorGraph, tensors: tuple[int, ...]) -> tuple[bool, ...]:
+    return tuple(graph.tensors[index].needs_gradient for index in tensors)
+
+
 def saved_tensors(
     graph: OperatorGraph, operator: Operator
 ) -> tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]:
     """Return (input positions, output positions, extra) that autograd saves for backward.
 
     ``extra(input_shapes, output_shapes)`` are the bytes of statistics, masks and intermediates that
-    are no tensor of the graph. Nothing is saved where no input needs a gradient.
+    are no tensor of the graph. Nothing is saved where no input needs a gradient or no output has one.
     """
-    needs = tuple(graph.tensors[index].needs_gradient for index in operator.inputs)
-    if not any(needs) or is_identity(graph, operator):
+    needs, made = _trained(graph, operator.inputs), _trained(graph, operator.outputs)
+    if not (any(needs) and any(made)) or is_identity(graph, operator):
         return (), (), _nothing
     bare = base_kind(operator.kind)
     bare = SAME.get(bare, bare)

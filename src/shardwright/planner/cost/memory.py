@@ -81,13 +81,25 @@ class SegmentMemory:
         """
         storages = self.storages
         kept_out = {storages.root[v] for v in outputs if v in storages.root}
-        shared = _bytes_beyond_outputs(storages, self.values, outputs, kept_out)
         kept = {root for root in storages.kept if root in storages.made and root not in kept_out}
         if not has_backward:
             return 0, (_forward_peak(storages, set(), kept_out, keeps_extra=False), 0)
-        saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
+        saved = sum(storages.size[root] for root in kept) + sum(storages.extra)
         forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
         return saved, (forward, self._backward(outputs))
+
+    def lying(self, outputs: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
+        """Return in which other output's storage outputs lie, and the bytes of storages that outputs alone hold, where
+        these see a part of it only (one third of a fused product) or the same numbers several times."""
+        storages, owner = self.storages, dict[int, int]()
+        for value in sorted(outputs, key=storages.made.__contains__, reverse=True):
+            root = storages.root.get(value, value)
+            if root in storages.made:
+                owner.setdefault(root, value)
+        roots = {value: storages.root.get(value, value) for value in outputs}
+        views = {v: owner[root] for v, root in roots.items() if owner.get(root, v) != v}
+        sizes = {owner[root]: storages.size[root] for root in owner}
+        return views, {v: size for v, size in sizes.items() if size != self.values[v].bytes}
 
     def joined(self, outputs: tuple[int, ...], sums: Mapping[int, bool]) -> int:
         """Return the temporary bytes of a backward that is joined to the one before (``core.joining``); see
@@ -262,19 +274,6 @@ def _through_alias(values: Sequence[Value], value: int) -> int:
     while values[value].alias >= 0:
         value = values[value].alias
     return value
-
-
-def _bytes_beyond_outputs(
-    storages: Storages, values: Sequence[Value], outputs: tuple[int, ...], kept_out: set[int]
-) -> int:
-    """Return what output views hold alive beyond their own size (one third of a fused product)."""
-    shown: dict[int, int] = {}
-    for value in outputs:
-        root = storages.root.get(value, value)
-        shown[root] = shown.get(root, 0) + values[value].bytes
-    return sum(
-        max(0, storages.size[root] - shown[root]) for root in kept_out if root in storages.made
-    )
 
 
 def _forward_peak(

@@ -119,15 +119,23 @@ def _broadcast(
     bare: str, graph: OperatorGraph, operator: Operator, call: Call, values: Sequence[Value]
 ) -> int:
     """Return by how much trained operands are less than the gradients that are added up to theirs: of the result's size,
-    and of products a matrix for each of the result's."""
+    and of products a matrix for each of the result's. All of these are there when the first is added up."""
     result = call.result_shapes[0]
     of_matrices = bare == "matmul" and all(len(values[v].shape) > 2 for v in call.operands)
     if not of_matrices and bare not in SPREADS and (bare != "einsum" or _contracts(operator)):
         return 0
-    more = 0
-    for tensor, value in zip(operator.inputs, call.operands, strict=True):
-        shape = values[value].shape
-        whole = math.prod((*result[:-2], *shape[-2:]) if of_matrices else result)
-        if graph.tensors[tensor].needs_gradient:
-            more += max(0, whole - math.prod(shape)) * DTYPE_BYTES[values[value].dtype]
-    return more
+    ends = zip(operator.inputs, call.operands, strict=True)
+    trained = [values[value] for tensor, value in ends if graph.tensors[tensor].needs_gradient]
+    return _added_up([(_whole(one, result, of_matrices), one.bytes) for one in trained])
+
+
+def _added_up(sizes: Sequence[tuple[int, int]]) -> int:
+    """Return by how much gradients are more than what they are added up to, all there when the first is."""
+    wider = [(whole, own) for whole, own in sizes if whole > own]
+    return sum(whole - own for whole, own in wider) + sum(own for _, own in wider[:1])
+
+
+def _whole(operand: Value, result: tuple[int, ...], of_matrices: bool) -> int:
+    """Return the bytes of an operand's gradient before it is added up."""
+    shape = (*result[:-2], *operand.shape[-2:]) if of_matrices else result
+    return math.prod(shape) * DTYPE_BYTES[operand.dtype]

@@ -90,8 +90,7 @@ class Blocks:
             if closed is None:
                 closed, self.new[number] = Closed(), key
             for segment, finished in closed.segments:
-                builder.segments[segment] = finished.segment
-            builder.views.update(closed.views)
+                builder.take(segment, finished)
             self.closed.append(closed)
 
     def _spread(self, pending: dict[int, int]) -> list[list[Pair]]:
@@ -221,7 +220,6 @@ class Blocks:
             closed.segments = [(segment, finish(segment)) for segment in block.numbers]
             for segment, finished in closed.segments:
                 builder.take(segment, finished)
-                closed.views.update(finished.views)
             if not self.reaches:
                 if len(block.known) == KEPT:
                     block.known.clear()

@@ -71,12 +71,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A segment with only the outputs that somebody reads, those that its backward needs, and which
-    of its outputs lie in the storage of which input."""
+    """A segment with only the outputs that somebody reads, those that its backward needs, which of its outputs lie in the
+    storage of which input or other output, and the bytes that outputs hold where their shapes do not say."""
 
     segment: Segment
     saved: frozenset[int]
     views: dict[int, int]
+    stored: dict[int, int]
 
 
 class ProgramBuilder:
@@ -124,8 +125,9 @@ class ProgramBuilder:
         self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
         self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
         self.updates: list[tuple[int, ...]] = []  # what each update takes, where it says so
-        # Outputs that a segment's backward needs, and inputs in whose storage outputs lie.
+        # Outputs that a segment's backward needs, values in whose storage outputs lie, and bytes that they hold.
         self.saved, self.views = dict[int, frozenset[int]](), dict[int, int]()
+        self.stored: dict[int, int] = {}
         # The dim along which what depends on no batch (an initial state of zeros) is read by sample.
         self.cut_dim: dict[int, int] = {}
 
@@ -270,6 +272,7 @@ class ProgramBuilder:
         self.segments[index] = finished.segment
         self.saved[index] = finished.saved
         self.views.update(finished.views)
+        self.stored.update(finished.stored)
 
     def storage(self, value: int) -> int:
         """Return the value in whose memory a value lies: that of its data, or what that views."""

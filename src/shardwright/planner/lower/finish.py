@@ -35,8 +35,10 @@ def finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...]) 
             deferred_bytes=half.bytes,
             split_temporary_bytes=half.temporary_bytes,
         )
-    views = viewed_inputs(graph, finished, values)
-    return Finished(finished, memory.kept(outputs), views)
+    views, stored = memory.lying(outputs)
+    return Finished(
+        finished, memory.kept(outputs), viewed_inputs(graph, finished, values) | views, stored
+    )
 
 
 def joined_bytes(builder: ProgramBuilder, segment: Segment, sums: Mapping[int, bool]) -> int:

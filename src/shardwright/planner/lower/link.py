@@ -93,6 +93,7 @@ class Move:
             ),
             frozenset(self.all(told.saved)),
             dict(map(self._pair, told.views.items())),
+            {self.values[value]: size for value, size in told.stored.items()},
         )
 
     def _pair(self, pair: tuple[int, int]) -> tuple[int, int]:

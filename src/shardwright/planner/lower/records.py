@@ -19,14 +19,13 @@ Pair = tuple[int, int]
 
 
 class Closed:
-    """A block with its segments finished: those, what they view, and per stage its steps, not yet
+    """A block with its segments finished: those, and per stage its steps, not yet
     synchronised: prologue, forward, backward (its first half where it is split, ``weights`` is the other),
     where that writes each value last, the links it uses.
     ``shares`` are remembered by stage and the gradients of several blocks which it sees synchronised."""
 
     def __init__(self) -> None:
         self.segments: list[tuple[int, Finished]] = []
-        self.views: dict[int, int] = {}
         self.prologue: dict[int, Prefetched] = {}
         self.forward: dict[int, Prefetched] = {}
         self.backward: dict[int, Prefetched] = {}

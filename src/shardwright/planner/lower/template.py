@@ -57,6 +57,7 @@ class Facts(NamedTuple):
         lying = np.arange(len(sizes))
         views = list(builder.views)
         lying[views] = [builder.storage(value) for value in views]
+        sizes[list(builder.stored)] = list(builder.stored.values())
         sizes[views] = 0
         reported = np.zeros(len(sizes), dtype=np.bool_)
         reported[[builder.storage(output.value) for output in builder.outputs]] = True

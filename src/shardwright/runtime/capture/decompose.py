@@ -10,6 +10,7 @@ import torch
 
 from shardwright.core.graph import SYNCHRONISED
 from shardwright.runtime.capture import operators
+from shardwright.runtime.capture.einsums import in_pairs
 from shardwright.runtime.capture.heads import expanded_from, reshaped_from
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -49,6 +50,7 @@ class Decompositions:
             aten.batch_norm.default: self._batch_norm,
             aten.instance_norm.default: self._instance_norm,
             aten.masked_scatter.default: self._masked_scatter,
+            aten.einsum.default: self._einsum,
         }.get(target)
 
     def _cross_entropy(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
@@ -180,6 +182,18 @@ class Decompositions:
             momentum = given["momentum"]
             emit(operators.update_running, means, variances, mean, variance, momentum, 1.0)
         return emit(target, **{**given, "running_mean": None, "running_var": None})
+
+    def _einsum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        given = named_arguments(target, args, kwargs)
+        left = list(given["tensors"])
+        pairs = in_pairs(given["equation"], len(left), given["path"])
+        if pairs is None:
+            return self.recorder.emit(target, *args, **kwargs)
+        for first, second, equation in pairs:
+            two, one = left.pop(second), left.pop(first)
+            made = self.recorder.emit(target, equation, [one, two])
+            left.insert(len(left) if given["path"] else 0, made)
+        return left[0]
 
     def _masked_scatter(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
         """Emit rows put where a mask is true as a look-up of the rows, the first for the first place.
