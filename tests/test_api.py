@@ -15,7 +15,7 @@ from shardwright.api import read_frontier
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, PlanMismatch, ShardwrightError
 from shardwright.files.planfile import read_plan, write_plan
-from shardwright.planner.search import Wish
+from shardwright.reasons import Wish
 from shardwright.verbs.request import Job, Request, Watch
 from tests.files.test_planfile import make_plan
 from tests.zoo import mlp
