@@ -218,6 +218,19 @@ class Bilinear(nn.Module):
         return torch.einsum("nti,ntj,ijk->ntk", self.one(x), self.two(x), self.core)
 
 
+class Members(nn.Module):
+    """Members of an ensemble that share a map, scale and shift what comes of it, each for itself, and add up."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shared = nn.Linear(width, width, bias=False)
+        self.scale, self.shift = (nn.Parameter(torch.randn(4, width)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as many numbers."""
+        return torch.addcmul(self.shift, self.shared(x)[:, None], self.scale).sum(1)
+
+
 def encoder(width: int, drops: float) -> nn.Module:
     """Reads its batch with the dims turned round, so that products copy what they read."""
     return nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=drops, batch_first=True)
@@ -233,9 +246,10 @@ def encoder(width: int, drops: float) -> nn.Module:
         (Layers(nn.Linear(96, 96), Steps(96)), (8, 6, 96), 0.02),
         (Layers(nn.Linear(32, 32), Outer(32), nn.Linear(32, 32), Outer(32)), (8, 64, 32), 0.02),
         (Layers(nn.Linear(16, 16), Bilinear(16), nn.Linear(16, 16), Bilinear(16)), (8, 16, 16), 0.01),
+        (Layers(Members(32)), (64, 32), 0.02),
         (Layers(nn.Conv2d(3, 24, 1), nn.ReLU6(), nn.ConvTranspose2d(24, 1, 4, 2, 1)), (32, 3, 16, 16), 0.01),
     ],
-    ids=["encoder", "dropout", "residual", "recurrence", "weights of a recurrence", "outer products", "bilinear", "transposed convolution"],
+    ids=["encoder", "dropout", "residual", "recurrence", "weights of a recurrence", "outer products", "bilinear", "members", "transposed convolution"],
 )  # fmt: skip
 def test_peaks_of_other_models_are_foreseen(
     model: nn.Module, shape: tuple[int, ...], within: float

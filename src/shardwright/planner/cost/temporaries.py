@@ -49,6 +49,7 @@ OF_STATE = frozenset({"hx", "hx.0", "hx.1", "w_hh", "b_hh"})
 SPREADS = frozenset({
     "mul", "div", "sub", "maximum", "minimum", "fmax", "fmin", "atan2", "fmod", "remainder", "hypot",
     "logaddexp", "logaddexp2", "xlogy", "where", "clamp", "clamp_min", "clamp_max", "outer", "kron",
+    "addcmul",
 })  # fmt: skip
 
 
@@ -124,7 +125,8 @@ def _broadcast(
     of_matrices = bare == "matmul" and all(len(values[v].shape) > 2 for v in call.operands)
     if not of_matrices and bare not in SPREADS and (bare != "einsum" or _contracts(operator)):
         return 0
-    ends = zip(operator.inputs, call.operands, strict=True)
+    passed = bare == "addcmul"  # the gradient of what is added to is what comes
+    ends = list(zip(operator.inputs, call.operands, strict=True))[passed:]
     trained = [values[value] for tensor, value in ends if graph.tensors[tensor].needs_gradient]
     return _added_up([(_whole(one, result, of_matrices), one.bytes) for one in trained])
 
