@@ -1,8 +1,7 @@
 """One change of a strategy at a time, with all that follows from it.
 
-Changing how an operator is split changes where its parameters lie; moving it to other devices
-changes the list of meshes. The functions here see to that, so that whoever searches by moves says
-only what is to change. Whether the result is legal, lowering decides.
+Changing how an operator is split changes where its parameters lie. The functions here see to that, so
+that whoever searches by moves says only what is to change. Whether the result is legal, lowering decides.
 """
 
 from __future__ import annotations
