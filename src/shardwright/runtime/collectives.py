@@ -144,9 +144,13 @@ def _exchanged(
     One thread of gloo's reads and writes. Of two ranks the one that is late would push all it has before
     it says that it is ready to receive; the other's, which waits for that word, would travel afterwards.
 
+    Before, the thread gives way: gloo's, which would be scheduled in the midst of a call, turns in circles around
+    what that call has locked (decision 0109).
+
     The group is asked itself, here, for sums and for transfers: what ``torch.distributed`` checks in Python, every
     time, takes a quarter of what a small message takes of the thread that computes.
     """
+    give_way()
     works = [group.recv([_real(one)], rank, EXCHANGE_TAG) for rank, one in come.items()]
     return works + [group.send([_real(one)], rank, EXCHANGE_TAG) for rank, one in go.items()]
 
@@ -172,13 +176,14 @@ def _store(buffer: Tensor, value: Tensor) -> None:
 
 
 def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:
-    """Collect every rank's flat piece, in group order, into a flat output."""
+    """Collect every rank's flat piece, in group order, into a flat output; it may lie there already."""
     if not is_gloo(group):
         work = dist.all_gather_single(output, piece, group=group, async_op=True)
         return Pending((work,), output)  # type: ignore[arg-type]
     lent, ranks = output.detach(), group.size()
     own = lent.view(ranks, -1)[group.rank()]
-    own.copy_(piece)
+    if own.data_ptr() != piece.data_ptr():
+        own.copy_(piece)
     works = _rows_exchanged(lent, own.expand(ranks, -1), group)
     return _started(works, output, group, lent=(lent,))
 
@@ -218,6 +223,8 @@ def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
 def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start sending a contiguous tensor to a rank of the world."""
     lent = tensor.detach()
+    if is_gloo(group):
+        give_way()
     work = group.send([_real(lent)], dist.get_group_rank(group, rank), tag)
     return _started((work,), tensor, group, lent=(lent,))
 
@@ -225,5 +232,7 @@ def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
 def receive(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start receiving into a contiguous tensor from a rank of the world."""
     lent = tensor.detach()
+    if is_gloo(group):
+        give_way()
     work = group.recv([_real(lent)], dist.get_group_rank(group, rank), tag)
     return Pending((work,), tensor, lent=(lent,))

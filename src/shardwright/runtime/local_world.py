@@ -176,7 +176,7 @@ class LocalGroup:
         self, shared: _Shared, ranks: tuple[int, ...], rank: int, *, agrees: bool = False
     ) -> None:
         self._shared, self._ranks, self._rank, self._agrees = shared, ranks, rank, agrees
-        self._place = ranks.index(rank) if rank in ranks else -1
+        self.place = ranks.index(rank) if rank in ranks else -1
         self._count = 0
 
     def all_reduce(self, buffer: Tensor) -> Pending:
@@ -200,7 +200,7 @@ class LocalGroup:
         return self._meet("all_to_all", pieces, output, take)
 
     def _mine(self, whole: Tensor) -> Tensor:
-        return whole.view(len(self._ranks), -1)[self._place]
+        return whole.view(len(self._ranks), -1)[self.place]
 
     def _meet(
         self,

@@ -210,16 +210,21 @@ class AllReduce(Collective):
 
 class AllGather(Collective):
     def issue(self) -> None:
-        pieces = [item.source().reshape(-1) for item in self.items]
-        piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        self.pending = self.group.all_gather(self._output(piece), piece.contiguous())
+        sources = [item.raw() for item in self.items]
+        output = self._output(sources)
+        own = output.view(self.size, -1)[self.group.place]
+        places = own.split([source.numel() for source in sources])
+        pairs = zip(places, sources, strict=True)
+        torch._foreach_copy_([place.view_as(source) for place, source in pairs], sources)
+        self.pending = self.group.all_gather(output, own)
 
-    def _output(self, piece: Tensor) -> Tensor:
+    def _output(self, sources: Sequence[Tensor]) -> Tensor:
         """The result's own memory where the gathered buffer is just it, else a new buffer."""
         only = self.items[0]
         if only.target and len(self.items) == 1 and only.dims[0] == 0 and self.order is None:
             return only.target().view(-1)
-        return piece.new_empty(self.size * piece.numel())
+        count = sum(source.numel() for source in sources)
+        return sources[0].new_empty(self.size * count, dtype=only.dtype)
 
     def complete(self) -> None:
         rows = self._in_mesh_order(self._wait().view(self.size, -1))

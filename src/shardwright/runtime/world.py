@@ -22,12 +22,17 @@ from shardwright.runtime.cores import settle
 class Group(Protocol):
     """Ranks that meet in collectives, in ascending order; one flat buffer each."""
 
+    @property
+    def place(self) -> int:
+        """Where this rank stands among them."""
+        ...
+
     def all_reduce(self, buffer: Tensor) -> Pending:
         """Sum a buffer over the group, in place."""
         ...
 
     def all_gather(self, output: Tensor, piece: Tensor) -> Pending:
-        """Collect every rank's piece, in group order, into an output."""
+        """Collect every rank's piece, in group order, into an output. A piece may lie there already."""
         ...
 
     def reduce_scatter(self, output: Tensor, whole: Tensor) -> Pending:
@@ -208,6 +213,11 @@ class TorchGroup:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
+
+    @property
+    def place(self) -> int:
+        """This rank's place."""
+        return self.group.rank()
 
     def all_reduce(self, buffer: Tensor) -> Pending:
         """Sum in place."""

@@ -101,12 +101,10 @@ def message_burden(
     )
 
 
-def copied_bytes(message: Message, ranks: int) -> float:
-    """Return what the executor copies into buffers, since what is summed in place must be a copy and what is gathered
-    with others lies beside them, and out of them."""
+def copied_bytes(message: Message) -> int:
+    """Return what the executor copies into buffers, since what is summed in place must be a copy, and out of them."""
     goes_in = message.is_packed or message.primitive == "all_reduce"
-    gathered = message.primitive == "all_gather" and len(message.sources) > 1
-    return message.bytes * (goes_in + message.is_unpacked + gathered / ranks)
+    return message.bytes * (goes_in + message.is_unpacked)
 
 
 def largest_burden(
@@ -124,7 +122,7 @@ def largest_burden(
         return found
     all_bytes, few = (
         collective_seconds("copy", size, groups[0][:1], *facts).seconds
-        for size in (copied_bytes(message, len(groups[0])), 1)
+        for size in (copied_bytes(message), 1)
     )
     parts = (len(message.sources) - 1) * facts[1].overhead_map.get("part_seconds", 0.0)
     return replace(found, held=found.held + parts + max(all_bytes - few, 0.0))
