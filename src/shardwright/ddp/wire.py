@@ -75,16 +75,8 @@ class GroupWire:
 
     def swap(self, tensor: Tensor, rank: int) -> Tensor:
         """Send to a rank and receive its tensor of equal form, both at once."""
-        other, theirs = self._global(rank), torch.empty_like(tensor)
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, tensor, other, self.group),
-                dist.P2POp(dist.irecv, theirs, other, self.group),
-            ]
-        )
-        for work in works:
-            work.wait()
-        return theirs
+        theirs = torch.empty_like(tensor)
+        return collectives.swap(theirs, tensor, self._global(rank), self.group).wait()
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)

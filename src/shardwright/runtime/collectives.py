@@ -220,6 +220,18 @@ def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
     return Pending((work,), output, lent=lent)  # type: ignore[arg-type]
 
 
+def swap(output: Tensor, tensor: Tensor, rank: int, group: ProcessGroup) -> Pending:
+    """Start sending a contiguous tensor to a rank of the world and receiving its own of the same form."""
+    lent = (output.detach(), tensor.detach())
+    if is_gloo(group):
+        other = dist.get_group_rank(group, rank)
+        works = _exchanged({other: lent[0]}, {other: lent[1]}, group)
+        return _started(works, output, group, lent=lent)
+    theirs, mine = map(_real, lent)
+    both = [dist.P2POp(dist.isend, mine, rank, group), dist.P2POp(dist.irecv, theirs, rank, group)]
+    return Pending(dist.batch_isend_irecv(both), output, lent=lent)
+
+
 def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start sending a contiguous tensor to a rank of the world."""
     lent = tensor.detach()
