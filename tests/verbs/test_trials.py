@@ -9,9 +9,19 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Measured
 from shardwright.core.strategy import Strategy
-from shardwright.planner.search import Limits, Survey, survey
+from shardwright.files.planfile import write_plan
+from shardwright.planner.search import Limits, Survey, as_strategy, survey
+from shardwright.planner.space import Seed
 from shardwright.verbs.request import Watch
-from shardwright.verbs.trials import Entry, first_tried, told_apart, tried, with_measured
+from shardwright.verbs.trials import (
+    Entry,
+    Task,
+    first_tried,
+    told_apart,
+    trial_rank,
+    tried,
+    with_measured,
+)
 from tests.command import shardwright
 from tests.planner.search.models import cluster, residual
 
@@ -126,6 +136,32 @@ def test_trials_run_plans_beside_data_parallelism_and_never_twice(
     second = tried(searched, entry, lambda: searched, watch)[1]
     assert second == first
     assert not told
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_a_plan_of_one_device_has_its_turns_beside_those_of_two(tmp_path: Path) -> None:
+    from shardwright.runtime.launch import launch
+    from shardwright.runtime.profile import local_backend
+    from shardwright.verbs.subject import capture, find_cluster
+
+    (tmp_path / "net.py").write_text(MODEL)
+    model = f"{tmp_path}/net.py:build"
+    graph = capture(model, global_batch=8, precision="float32").graph
+    searched = survey(graph, find_cluster("1x2xV100")[0], CostTable(), limits=FEW).settled()
+    seeds = (Seed(data=2), Seed())
+    plans = [searched.plan(as_strategy(searched.context, seed)) for seed in seeds]
+    for number, plan in enumerate(plans):
+        write_plan(tmp_path / f"{number}.json", plan)
+    task = Task(
+        model=model, seq=None, optimizer="adamw", folder=str(tmp_path), plans=("0.json", "1.json"),
+        turns=3, steps=2, budget_seconds=60.0,
+    )  # fmt: skip
+    first, second = launch(trial_rank, 2, (task,), backend=local_backend())
+    assert [len(plan.strategy.devices) for plan in plans] == [2, 1]
+    assert [one.num_steps for one in first] == [one.num_steps for one in second] == [6, 6]
+    # Its turns are not those of a rank that stands by.
+    assert first[1].seconds > 2 * second[1].seconds > 0.0
 
 
 @pytest.mark.ranks

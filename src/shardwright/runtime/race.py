@@ -73,6 +73,7 @@ def race(
     """Return every contestant's laps. ``tell`` is called after each turn of all of them."""
     for step in contestants:
         for number in range(WARM_STEPS):
+            _meet()  # ranks that have no part in a step wait for one of them, not for all
             float(step(batches[number % len(batches)]))
     begin = time.perf_counter()
     turns: list[list[tuple[float, ...]]] = [[] for _ in contestants]
@@ -114,8 +115,7 @@ def steadied(laps: Sequence[Laps]) -> tuple[Laps, ...]:
 
 def _turn(step: Step, batches: Sequence[Batch], count: int) -> tuple[float, ...]:
     """Time steps, all ranks beginning together."""
-    if dist.is_initialized():
-        dist.barrier()
+    _meet()
     laps: list[float] = []
     settling = int(count > 1)
     for number in range(settling + count):
@@ -123,6 +123,11 @@ def _turn(step: Step, batches: Sequence[Batch], count: int) -> tuple[float, ...]
         float(step(batches[number % len(batches)]))
         laps.append(time.perf_counter() - start)
     return tuple(laps[settling:])
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def _agreed(wish: bool) -> bool:

@@ -120,10 +120,11 @@ _TAGS = Tags(2**31)
 
 
 class TorchWorld:
-    """The processes of ``torch.distributed``, or this process alone where there is no group."""
+    """The processes of ``torch.distributed``, or this process alone: where there is no group, or it is to be
+    ``alone``."""
 
-    def __init__(self, timeout: float = 60.0) -> None:
-        joined = dist.is_initialized()
+    def __init__(self, timeout: float = 60.0, *, alone: bool = False) -> None:
+        joined = dist.is_initialized() and not alone
         if joined and dist.get_backend() == "gloo":
             settle()
         self.rank: int = dist.get_rank() if joined else 0

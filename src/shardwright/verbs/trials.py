@@ -143,12 +143,14 @@ def run_trial(
     with_torch: bool = False,
 ) -> tuple[Laps, ...]:
     """Run plans in turns on ranks of their own, and return their laps; ``with_torch`` adds torch's
-    DistributedDataParallel as the last, on as many ranks as the first plan has.
+    DistributedDataParallel as the last, on as many ranks as the first plan is run on.
 
-    Plans on other numbers of devices run one number after another. Raises RunError where a rank
-    fails, Stopped where the watch asks to stop.
+    Plans on other numbers of devices run one number after another, those on a single one among the
+    first. Raises RunError where a rank fails, Stopped where the watch asks to stop.
     """
     counts = [len(plan.strategy.devices) for plan in plans]
+    most = next((count for count in counts if count > 1), 1)
+    counts = [most if count == 1 else count for count in counts]
     found: dict[int, Laps] = {}
     last: tuple[Laps, ...] = ()
     for count in dict.fromkeys(counts):
@@ -186,7 +188,7 @@ def _run_together(
             with_torch=with_torch,
         )
         with following(folder, watch):
-            ranks = len(plans[0].strategy.devices)
+            ranks = max(len(plan.strategy.devices) for plan in plans)
             (laps, *_) = launch(
                 trial_rank,
                 ranks,
@@ -247,39 +249,54 @@ def race_plans(
     *,
     tell: Callable[[int], None] = lambda turn: None,
 ) -> tuple[Laps, ...]:
-    """Build the executor of every plan on this rank, in the world that is joined, and race them."""
+    """Build the executor of every plan on this rank, in the world that is joined, and race them. While a plan on a
+    single device has its turn the other ranks stand by."""
+    from shardwright.runtime import agreement
     from shardwright.runtime.executor import Executor, RunOptions
     from shardwright.runtime.place import choose, stand_on
     from shardwright.runtime.race import PlainData, race
     from shardwright.runtime.train import build_seeded, build_sharded, named_optimizer
+    from shardwright.runtime.world import TorchWorld
 
     source, captured = ground.source, ground.captured
     optimizer = named_optimizer(task.optimizer, LEARNING_RATE)
     device = choose()
     stand_on(device)
-    options = RunOptions(device=device, releases=True, lower=lower)
-    executors = [
-        Executor(
+    executors: list[Executor] = []
+    steps: list[Callable[..., object]] = []
+    for plan in plans:
+        is_alone = len(plan.strategy.devices) == 1
+        if is_alone and agreement.rank() > 0:
+            steps.append(_stands_by)
+            continue
+        executor = Executor(
             captured,
             lower(captured.graph, plan.strategy),
             build_sharded(source).module,
             optimizer=optimizer,
-            options=options,
+            options=RunOptions(
+                device=device, releases=True, lower=lower, world=TorchWorld(alone=is_alone)
+            ),
         )
-        for plan in plans
-    ]
-    steps: list[Callable[..., object]] = [executor.step for executor in executors]
+        executors.append(executor)
+        steps.append(executor.step)
     if task.with_torch:
         max_norm = plans[0].strategy.max_norm
         steps.append(PlainData(build_seeded(source), optimizer, max_norm).step)
     stream = source.batches(plans[0].global_batch, task.seq)
     batches = list(itertools.islice(stream, MOST_STEPS))
-    is_first = executors[0].rank == 0
+    is_first = agreement.rank() == 0
     try:
         return race(steps, batches, rules, tell if is_first else lambda turn: None)
     finally:
         for executor in executors:
             executor.close()
+
+
+def _stands_by(batch: object) -> float:
+    """The step of a rank that has no part in a plan."""
+    del batch
+    return 0.0
 
 
 def with_measured(survey: Survey, known: Mapping[Strategy, Measured]) -> Frontier:

@@ -87,8 +87,9 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
     facts = ground.captured.graph, cluster, costs_behind(document, best)
     survey = surveyed(*facts, document.frontier, training_of(best.strategy))
     count = TRIED if tries is None else tries
-    whole = [one for one in (best, *document.frontier.plans) if len(one.strategy.devices) == size]
-    plans = runnable(survey, [*survey.plain[:PLAIN_PLANS], *whole[: count + 1]])
+    counts = (size, 1)
+    told = [one for one in (best, *document.frontier.plans) if len(one.strategy.devices) in counts]
+    plans = runnable(survey, [*survey.plain[:PLAIN_PLANS], *told[: count + 1]])
     if not plans:
         raise InputError(
             f"no plan of {plan} runs on all {size} devices, and plain data parallelism does not "
