@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from shardwright.core.costs import Cost, operator_key
 from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph, tensor_bytes
-from shardwright.planner.cost.derivatives import (
+from shardwright.operators.counting.products import (
+    ATTENTION,
+    attention_flops,
+    grouped_by,
+    product_of,
+)
+from shardwright.operators.derivatives import (
     OPAQUE,
     base_kind,
     hands_on,
     is_view,
 )
-from shardwright.planner.cost.kept import saved_tensors
-from shardwright.planner.cost.products import ATTENTION, attention_flops, grouped_by, product_of
+from shardwright.operators.keeping.kept import saved_tensors
 from shardwright.planner.cost.roofline import Rates, Shape, Shapes, Shard, roofline, work
 
 MODEL_SPREAD = 0.25

@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.cost.derivatives import OPAQUE, is_view
-from shardwright.planner.cost.fusion import Passing, passing
-from shardwright.planner.cost.kernels import Kernels, kernels_of
-from shardwright.planner.cost.products import (
+from shardwright.operators.counting.fusion import Passing, passing
+from shardwright.operators.counting.products import (
     ADDED_FIRST,
     ATTENTION,
     HEAVY,
@@ -35,7 +33,9 @@ from shardwright.planner.cost.products import (
     Product,
     phase_products,
 )
-from shardwright.planner.cost.rounding import rounding
+from shardwright.operators.counting.rounding import rounding
+from shardwright.operators.derivatives import OPAQUE, is_view
+from shardwright.planner.cost.kernels import Kernels, kernels_of
 from shardwright.planner.cost.software import PROFILES, Software, sustained
 
 Shape = tuple[int, ...]
