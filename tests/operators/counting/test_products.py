@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode, flop_registry  # noqa: E402
 
 from shardwright.operators.counting.products import ATTENTION, GROUPED, HEAVY, RECURRENT  # noqa: E402
+from shardwright.operators.counting.work import local_flops  # noqa: E402
 from shardwright.operators.derivatives import base_kind  # noqa: E402
-from shardwright.planner.cost.compute import local_flops  # noqa: E402
 from shardwright.runtime.rules.cases import REFUSALS, Refused, draw  # noqa: E402
 from shardwright.verbs.examples import EXAMPLES  # noqa: E402
 

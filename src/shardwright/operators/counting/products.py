@@ -8,8 +8,10 @@ otherwise. What is not in it runs at the vector rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from shardwright.operators.equation import Names, dims
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -90,25 +92,14 @@ def _transposed(inputs: Shapes, outputs: Shapes, _: str) -> Product:
 def _einsum(inputs: Shapes, outputs: Shapes, equation: str) -> Product | None:
     """Dims in all three tensors are batch; the others are of rows, columns or the sum."""
     out = math.prod(outputs[0])
-    terms = equation.replace(" ", "").partition("->")[0].split(",")
-    if len(inputs) > 2 and len(terms) == len(inputs):
-        # Contracted all at once, which is never less than what contraction in pairs takes.
-        sizes = {
-            name: size
-            for term, shape in zip(terms, inputs, strict=True)
-            for name, size in zip(_letters(term, shape), shape, strict=False)
-            if size > 1
-        }
-        return Product(1, out, 1, math.prod(sizes.values()) / max(out, 1))
+    terms, made = dims(equation, [len(shape) for shape in inputs]) or ([], ())
+    if len(terms) > 2:
+        return _at_once(terms, inputs, out)
     if len(inputs) != 2:
         return None
     both = float(math.prod(map(math.prod, inputs)))
-    batch = 1
-    if "->" in equation and len(terms) == 2:
-        kept = equation.replace(" ", "").partition("->")[2]
-        sizes = dict(zip(_letters(terms[0], inputs[0]), inputs[0], strict=False))
-        shared = set(sizes) & set(_letters(terms[1], inputs[1]))
-        batch = math.prod(sizes[name] for name in shared if name in _letters(kept, outputs[0]))
+    sizes = dict(zip(terms[0], inputs[0], strict=True)) if terms else {}
+    batch = math.prod(sizes[name] for name in set(made).intersection(*terms))
     total = math.sqrt(both * out * batch) / max(batch, 1) ** 2  # m n k of one
     rows, columns = (math.prod(shape) / max(batch, 1) for shape in inputs)
     area = out / max(batch, 1)
@@ -118,11 +109,15 @@ def _einsum(inputs: Shapes, outputs: Shapes, equation: str) -> Product | None:
     return Product(batch, rows / reduced, columns / reduced, reduced)
 
 
-def _letters(term: str, shape: Shape) -> list[str]:
-    """Return a name per dim; those of an ellipsis are numbered from the last."""
-    before, dots, after = term.partition("...")
-    hidden = len(shape) - len(before) - len(after) if dots else 0
-    return [*before, *(f"-{place}" for place in range(hidden, 0, -1)), *after]
+def _at_once(terms: Sequence[Names], inputs: Shapes, out: int) -> Product:
+    """Operands contracted all at once, which is never less than what contraction in pairs takes."""
+    named = (
+        pair
+        for term, shape in zip(terms, inputs, strict=True)
+        for pair in zip(term, shape, strict=True)
+    )
+    sizes = {name: size for name, size in named if size > 1}
+    return Product(1, out, 1, math.prod(sizes.values()) / max(out, 1))
 
 
 def _recurrent(inputs: Shapes, _: Shapes, __: str) -> Product:

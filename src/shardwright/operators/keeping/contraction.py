@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.operators.derivatives import Saved, Shapes
+from shardwright.operators.equation import Names, dims
 from shardwright.operators.keeping.recurrent import number_bytes
 
 
@@ -44,12 +45,13 @@ def contraction_of(graph: OperatorGraph, operator: Operator) -> Contraction | No
 
 
 def contraction(equation: str, shapes: Shapes) -> Contraction | None:
-    """Return what torch copies of operands that lie in order; None where they are no two or nothing is contracted.
+    """Return what torch copies of operands that lie in order; None where they are no two, one has a dim twice, or nothing
+    is contracted.
 
     Matrices are ``b m k`` and ``b k n``: dims of both that stay, of one, and those summed over, each in the result's order.
     """
-    terms, made = _terms(equation)
-    if len(shapes) != 2 or len(terms) != 2:
+    terms, made = dims(equation, [len(shape) for shape in shapes]) or ([], ())
+    if len(terms) != 2 or any(len(set(term)) < len(term) for term in terms):
         return None
     sizes = [dict(zip(term, shape, strict=True)) for term, shape in zip(terms, shapes, strict=True)]
     left, right = (_wide(one) for one in sizes)
@@ -67,22 +69,11 @@ def contraction(equation: str, shapes: Shapes) -> Contraction | None:
     )
 
 
-def _terms(equation: str) -> tuple[list[str], str]:
-    """Return the letters of an equation's operands and of its result; nothing where it says less, or more, than letters of
-    dims of their own."""
-    read, arrow, made = equation.replace(" ", "").partition("->")
-    terms = read.split(",")
-    is_plain = bool(arrow) and "." not in equation
-    return (
-        (terms, made) if is_plain and all(len(set(one)) == len(one) for one in terms) else ([], "")
-    )
-
-
 def _wide(sizes: dict[str, int]) -> frozenset[str]:
     return frozenset(name for name, size in sizes.items() if size > 1)
 
 
-def _is_copied(term: str, sizes: dict[str, int], groups: tuple[list[str], ...]) -> bool:
+def _is_copied(term: Names, sizes: dict[str, int], groups: tuple[list[str], ...]) -> bool:
     """Whether some group's dims cannot be seen as one, since others lie between them or they lie in another order."""
     names = [name for name in term if sizes[name] > 1]
     strides = {

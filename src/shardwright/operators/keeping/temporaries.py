@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.core.program import Call, Value
 from shardwright.operators.derivatives import SAME
+from shardwright.operators.equation import sides
 from shardwright.operators.keeping.contraction import contraction_of
 
 # Of forward.
@@ -112,8 +113,8 @@ def _largest(call: Call, values: Sequence[Value]) -> int:
 
 def _contracts(operator: Operator) -> bool:
     """Whether an einsum adds up along some dim."""
-    read, _, made = str(operator.attribute("equation", "")).replace(" ", "").partition("->")
-    return not made or bool(set(read) - set(made) - {","})
+    terms, made = sides(str(operator.attribute("equation", "")))
+    return bool(set("".join(terms)) - set(made))
 
 
 def _broadcast(

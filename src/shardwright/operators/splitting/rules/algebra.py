@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwright.operators.equation import dims
 from shardwright.operators.splitting.iteration import Iteration
 from shardwright.operators.splitting.rules.notation import equation
 from shardwright.operators.splitting.rules.signature import (
@@ -48,36 +49,10 @@ def einsum(call: Signature) -> Iteration:
     text = call.attribute("equation")
     if not isinstance(text, str):
         raise NotUnderstood("einsum without an equation")
-    left, arrow, right = text.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if len(terms) != len(call.inputs):
+    found = dims(text, [len(shape) for shape in call.inputs])
+    if found is None:
         raise NotUnderstood(f"{text} for {len(call.inputs)} tensors")
-    spread = max(
-        (
-            len(shape) - len(term) + 3
-            for term, shape in zip(terms, call.inputs, strict=True)
-            if "..." in term
-        ),
-        default=0,
-    )
-    letters = left.replace(",", "").replace(".", "")
-    if not arrow:
-        right = "..." * ("..." in left) + "".join(
-            letter for letter in sorted(set(letters)) if letters.count(letter) == 1
-        )
-    output = _einsum_names(right, len(call.outputs[0]), spread)
-    inputs = [
-        _einsum_names(term, len(shape), spread)
-        for term, shape in zip(terms, call.inputs, strict=True)
-    ]
-    return space(call, *_splittable(call, inputs, output))
-
-
-def _einsum_names(term: str, rank: int, spread: int) -> Names:
-    """Name the dims of one operand; its ellipsis takes the last of ``spread`` names."""
-    before, dots, after = term.partition("...")
-    width = rank - len(before) - len(after) if dots else 0
-    return (*before, *numbered(spread, "e")[spread - width :], *after)
+    return space(call, *_splittable(call, *found))
 
 
 def _splittable(
