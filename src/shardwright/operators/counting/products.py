@@ -103,7 +103,7 @@ def _einsum(inputs: Shapes, outputs: Shapes, equation: str) -> Product | None:
     total = math.sqrt(both * out * batch) / max(batch, 1) ** 2  # m n k of one
     rows, columns = (math.prod(shape) / max(batch, 1) for shape in inputs)
     area = out / max(batch, 1)
-    if not (rows and columns and area):
+    if not rows * columns * area:
         return None
     reduced = total / area
     return Product(batch, rows / reduced, columns / reduced, reduced)

@@ -58,10 +58,8 @@ def contraction(equation: str, shapes: Shapes) -> Contraction | None:
     summed = sorted((left & right) - set(made))
     if not summed:
         return None
-    both, rows, columns = (
-        [name for name in made if name in group]
-        for group in (left & right, left - right, right - left)
-    )
+    groups = left & right, left - right, right - left
+    both, rows, columns = (sorted(group & set(made), key=made.index) for group in groups)
     return Contraction(
         left=_is_copied(terms[0], sizes[0], (both, rows, summed)),
         right=_is_copied(terms[1], sizes[1], (both, summed, columns)),
