@@ -29,11 +29,12 @@ from shardwright.core.plan import Measured, Plan
 from shardwright.planner.search import labels
 from shardwright.report.units import seconds_text
 from shardwright.verbs.narrate import tell
+from shardwright.verbs.racing import LEARNING_RATE, Entry, run_trial
 from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.study import study
 from shardwright.verbs.training import start
-from shardwright.verbs.trials import LEARNING_RATE, Entry, run_trial, told_apart
+from shardwright.verbs.trials import told_apart
 
 FILE = Path(__file__).with_name("choice_models.py")
 MOST_PLANS = 10

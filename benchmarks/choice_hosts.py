@@ -41,22 +41,19 @@ from shardwright.runtime.train import build_sharded, named_optimizer
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.measure import environment_of, known_costs, local_cluster
 from shardwright.verbs.narrate import tell
-from shardwright.verbs.refit import refit
-from shardwright.verbs.request import Watch
-from shardwright.verbs.subject import capture, find_cluster, training_of
-from shardwright.verbs.trials import (
+from shardwright.verbs.racing import (
     LEARNING_RATE,
     MOST_STEPS,
     ROUND_SECONDS,
     TURN_SECONDS,
     TURNS,
     Task,
-    as_measured,
-    runnable,
-    told_apart,
     trial_rank,
-    with_measured,
 )
+from shardwright.verbs.refit import refit
+from shardwright.verbs.request import Watch
+from shardwright.verbs.subject import capture, find_cluster, training_of
+from shardwright.verbs.trials import as_measured, runnable, told_apart, with_measured
 from tests.hosts import hosts, why_not
 
 FILE = Path(__file__).with_name("choice_models.py")

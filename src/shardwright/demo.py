@@ -23,11 +23,11 @@ from shardwright.report.text import chosen_lines, comparison_parts, frontier_tab
 from shardwright.report.units import bytes_text, count_text, seconds_text
 from shardwright.verbs.evidence import provenance
 from shardwright.verbs.narrate import tell, with_process
+from shardwright.verbs.racing import Entry, run_trial
 from shardwright.verbs.reasons import with_reasons
 from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.training import Outcome, start
-from shardwright.verbs.trials import Entry, run_trial
 
 MODEL = "shardwright.demo_model:build"
 BATCH = 16

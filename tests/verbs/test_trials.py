@@ -12,16 +12,9 @@ from shardwright.core.strategy import Strategy
 from shardwright.files.planfile import write_plan
 from shardwright.planner.search import Limits, Survey, as_strategy, survey
 from shardwright.planner.space import Seed
+from shardwright.verbs.racing import Entry, Task, trial_rank
 from shardwright.verbs.request import Watch
-from shardwright.verbs.trials import (
-    Entry,
-    Task,
-    first_tried,
-    told_apart,
-    trial_rank,
-    tried,
-    with_measured,
-)
+from shardwright.verbs.trials import first_tried, told_apart, tried, with_measured
 from tests.command import shardwright
 from tests.planner.search.models import cluster, residual
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from shardwright.runtime.capture import Captured
     from shardwright.verbs.measure import Bench
-    from shardwright.verbs.trials import Entry
+    from shardwright.verbs.racing import Entry
 
 
 def study(
@@ -332,7 +332,7 @@ def _entry(question: Question, solver: _Solver) -> Entry | None:
     if question.cluster.num_devices < 2 or not isinstance(model, str):
         return None
     from shardwright.verbs.measure import environment
-    from shardwright.verbs.trials import TRIED, Entry
+    from shardwright.verbs.racing import TRIED, Entry
 
     count = TRIED if request.trials is None else request.trials
     if not count:

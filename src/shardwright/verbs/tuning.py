@@ -18,21 +18,18 @@ from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.search import Survey, best_of, surveyed
 from shardwright.verbs.evidence import costs_behind
 from shardwright.verbs.legality import check_plan
-from shardwright.verbs.subject import training_of
-from shardwright.verbs.trials import (
+from shardwright.verbs.racing import (
     MOST_STEPS,
     ROUND_SECONDS,
     TRIED,
     TURN_SECONDS,
     TURNS,
     Task,
-    fitted,
-    measured_of,
     prepare,
     race_plans,
-    runnable,
-    with_measured,
 )
+from shardwright.verbs.subject import training_of
+from shardwright.verbs.trials import fitted, measured_of, runnable, with_measured
 
 if TYPE_CHECKING:
     from shardwright.core.plan import Measured
