@@ -24,7 +24,7 @@ from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.additive import on_fewer
 from shardwright.planner.search.proposers.known import known
 from shardwright.planner.search.proposers.smallest import ends, until_one_fits
-from shardwright.planner.search.search import AS_USUAL, How, begun, explore
+from shardwright.planner.search.search import How, begun, explore
 from shardwright.planner.search.steering import CLOSE, FEW
 
 Place = tuple[int, int]  # stages and width of the tensor axis
@@ -43,7 +43,6 @@ def some_plan(
     Where memory is the question, plans that use as little as the additive model can are simulated first;
     where time is, the search runs until something is fast enough.
     """
-    how["training"] = replace(how.get("training", AS_USUAL), least_sent=1.0)
     stop = how.get("stop")
 
     def is_met() -> bool:
