@@ -25,7 +25,7 @@ from shardwright.planner.search.proposers.additive import on_fewer
 from shardwright.planner.search.proposers.known import known
 from shardwright.planner.search.proposers.smallest import ends, until_one_fits
 from shardwright.planner.search.search import How, begun, explore
-from shardwright.planner.search.steering import CLOSE, FEW
+from shardwright.planner.search.steering import CLOSE, HOPELESS
 
 Place = tuple[int, int]  # stages and width of the tensor axis
 
@@ -89,7 +89,7 @@ def descended(pool: Pool) -> Proposals:
     descent = _Descent(pool)
     for start in dict.fromkeys(_corners(descent.known)):
         size = descent.least
-        if pool.stopped() or size <= pool.room or FEW * pool.room < size < math.inf:
+        if pool.stopped() or size <= pool.room or HOPELESS * pool.room < size < math.inf:
             break
         descent.run(start)
     every = descent.candidates
