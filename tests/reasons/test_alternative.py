@@ -10,7 +10,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.operators.splitting import find_samples
-from shardwright.planner.search import Limits, search
+from shardwright.planner.search import Limits, Training, search
 from shardwright.reasons import Wish, why_not
 from tests.planner.search.models import cluster, opaque, residual
 
@@ -45,6 +45,22 @@ def test_the_degrees_are_those_that_were_named(
         mesh = strategy.meshes[0]
         assert dict(zip(mesh.axes, mesh.sizes, strict=True)) == sizes
     assert strategy.meshes[0].sizes == tuple(sizes.values())
+
+
+def test_an_alternative_that_is_not_compressed_is_searched_as_such() -> None:
+    machine = cluster(4, 1, flops=1e9, near=1e9, far=1e8)
+    sent = [
+        why_not(
+            GRAPH,
+            machine,
+            CostTable(),
+            Wish(data=4),
+            training=Training(least_sent=share),
+            limits=FEW,
+        )
+        for share in (1.0, 0.01)
+    ]
+    assert sent[0].strategy == sent[1].strategy
 
 
 @pytest.mark.parametrize("wish", [{"tensor": 8}, {"tensor": 4, "data": 2}, {"tensor": 4}])

@@ -24,8 +24,8 @@ from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.additive import on_fewer
 from shardwright.planner.search.proposers.known import known
 from shardwright.planner.search.proposers.smallest import ends, until_one_fits
-from shardwright.planner.search.search import AS_USUAL, How, begun, explore
-from shardwright.planner.search.steering import CLOSE, FEW
+from shardwright.planner.search.search import How, begun, explore
+from shardwright.planner.search.steering import CLOSE, HOPELESS
 
 Place = tuple[int, int]  # stages and width of the tensor axis
 
@@ -43,7 +43,6 @@ def some_plan(
     Where memory is the question, plans that use as little as the additive model can are simulated first;
     where time is, the search runs until something is fast enough.
     """
-    how["training"] = replace(how.get("training", AS_USUAL), least_sent=1.0)
     stop = how.get("stop")
 
     def is_met() -> bool:
@@ -90,7 +89,7 @@ def descended(pool: Pool) -> Proposals:
     descent = _Descent(pool)
     for start in dict.fromkeys(_corners(descent.known)):
         size = descent.least
-        if pool.stopped() or size <= pool.room or FEW * pool.room < size < math.inf:
+        if pool.stopped() or size <= pool.room or HOPELESS * pool.room < size < math.inf:
             break
         descent.run(start)
     every = descent.candidates

@@ -20,9 +20,8 @@ from shardwright.planner.schedule.play import ROUNDING
 
 # Groups (first, stop, way): gradients first to stop - 1 travel together in a way.
 Groups = tuple[tuple[int, int, int], ...]
-# So many partial answers of which none beats another are followed; more are rare, and then it is not exact.
-MOST_STATES = 64
-# Who has more gradients takes neighbours together first: time grows with the square.
+# Who has more gradients takes neighbours together first: time grows with the square. As many partial answers of which
+# none beats another are followed; more are rare, and then it is not exact.
 MOST_UNITS = 16
 
 _Rows = NDArray[np.float64]
@@ -129,13 +128,13 @@ def _undominated(rows: _Rows, end: float) -> NDArray[np.int64]:
     order = np.lexsort((np.arange(len(rows)), rows.sum(1)))
     kept = list[int]()
     left = order
-    while len(left) and len(kept) < MOST_STATES:
+    while len(left) and len(kept) < MOST_UNITS:
         best = int(left[0])
         kept.append(best)
         left = left[(rows[left] < rows[best]).any(1)]
     if len(left):  # those that promise to end first
         promise = np.maximum(end + rows[:, 0] + rows[:, 2], rows[:, 1])
-        kept += left[np.argsort(promise[left], kind="stable")][:MOST_STATES].tolist()
+        kept += left[np.argsort(promise[left], kind="stable")][:MOST_UNITS].tolist()
     return np.array(kept, dtype=np.int64)
 
 

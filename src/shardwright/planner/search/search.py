@@ -114,8 +114,9 @@ def survey(
 
 
 def begun(graph: OperatorGraph, cluster: Cluster, table: CostTable, **how: Unpack[How]) -> Pool:
-    """Return a pool for all devices in which nothing was tried yet: whoever searches otherwise fills it."""
-    return _Session.of(graph, cluster, table, **how).pool(cluster.num_devices)
+    """Return a pool for all devices in which nothing was tried yet: whoever searches otherwise fills it. Its gradients
+    send all their bits, since nobody compresses them afterwards."""
+    return _Session.of(graph, cluster, table, **how).sending_all().pool(cluster.num_devices)
 
 
 def curve(

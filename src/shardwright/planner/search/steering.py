@@ -21,7 +21,8 @@ CLOSE = 1.1
 
 # How much is simulated.
 # Operators simulated to refine one plan; the one budget in which simulations are counted. Time grows with
-# it, gains level off.
+# it, gains level off. Twice as many where more can be gained: where the bound lies below the fastest plan by more than
+# its half-width.
 BUDGET = 20_000
 # A plan is refined by no fewer moves than these, else not at all (nothing is found by so few; graphs that allow
 # them are "small": their whole frontier is looked at), and with so many in vain a climb ends.
@@ -32,11 +33,11 @@ MOVES = BUDGET // PATIENCE
 # are worked on further, and half as many points has an arrangement's hull before only those around the memory
 # limit are refined.
 CANDIDATES = 12
-# Of a list that is sorted by promise, the first so many: blocks whose gradients leave last, ways to split an
-# operator. So many times the budget where more can be gained: where the bound lies below the fastest plan by more than
-# its half-width; and so many times the candidates where two free axes make many alike. So many times the memory is
-# hopeless for like plans too: orders of pipelines need a third at least.
+# Of a list that is sorted by promise, the first so many: ways to split an operator, plans whose orders are searched.
+# So many times the candidates where two free axes make many alike.
 FEW = 3
+# So many times the memory is hopeless for like plans, too: orders of pipelines need a third at least.
+HOPELESS = FEW
 
 # What the additive model ranks by.
 # Candidates are ranked as if this share of what computation could hide at best remained exposed.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation, merge, waits_little
-from shardwright.planner.model.context import Context
 from shardwright.planner.search.local.refinement import is_gain
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool, least
-from shardwright.planner.search.steering import CLOSE, FEW
+from shardwright.planner.search.steering import CLOSE
 
 
 def merged(pool: Pool) -> Proposals:
@@ -34,20 +32,19 @@ def summed_sooner(pool: Pool) -> Proposals:
 
 
 def sent_earlier(pool: Pool) -> Proposals:
-    """Propose segments that begin wherever parameters are read, in all blocks or in the first few:
-    backward is cut there, and gradients leave earlier. The bound holds for either way to cut.
-    """
-    places = tuple(_segment_starts(pool.context))
+    """Propose segments that begin wherever trained parameters are read: backward is cut there, and gradients leave
+    earlier. The bound holds for either way to cut."""
+    graph = pool.context.graph
+    starts = tuple(sorted(_readers_of_trained(graph) - {block.start for block in graph.blocks}))
+    if not starts:
+        return
     most = pool.count // 2 if pool.is_small else pool.further
     promising = pool.unlike(CLOSE * pool.fastest)[:most]
     for evaluation in (one for one in promising if not waits_little(pool.context, one)):
-        for starts in places:
-            label = f"{evaluation.strategy.label}, gradients sent earlier"
-            shorter = replace(evaluation.strategy, segment_starts=starts, label=label)
-            found = yield Proposal(0.0, partial(_shortened, pool, evaluation, shorter))
-            pool.tell(1.0, "sending gradients earlier")
-            if found is None or found.bytes <= pool.limit:
-                break
+        label = f"{evaluation.strategy.label}, gradients sent earlier"
+        shorter = replace(evaluation.strategy, segment_starts=starts, label=label)
+        yield Proposal(0.0, partial(_shortened, pool, evaluation, shorter))
+        pool.tell(1.0, "sending gradients earlier")
 
 
 def _merged(pool: Pool, evaluation: Evaluation) -> Evaluation:
@@ -83,19 +80,3 @@ def _readers_of_trained(graph: OperatorGraph) -> set[int]:
         if graph.tensors[tensor].needs_gradient
         for reader in graph.consumers[tensor]
     }
-
-
-def _segment_starts(context: Context) -> Iterator[tuple[int, ...]]:
-    """Yield where segments could begin: at readers of trained parameters that do not begin a block,
-    in all blocks, then only in the first few, whose gradients come last."""
-    graph, readers = context.graph, _readers_of_trained(context.graph)
-    inside = sorted(readers - {block.start for block in graph.blocks})
-    trained = [
-        block for block in graph.blocks if not readers.isdisjoint(range(block.start, block.stop))
-    ]
-    if inside:
-        yield tuple(inside)
-    stop = trained[min(FEW, len(trained)) - 1].stop if trained else 0
-    few = [reader for reader in inside if reader < stop]
-    if few and len(few) < len(inside):
-        yield tuple(few)

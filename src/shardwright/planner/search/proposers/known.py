@@ -16,7 +16,7 @@ from shardwright.planner.search.named import (
     named_strategies,
 )
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import FEW
+from shardwright.planner.search.steering import HOPELESS
 from shardwright.planner.space import Placement, Seed
 
 
@@ -61,7 +61,7 @@ def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Pr
             pool.tell(0.0, strategy.label)
             if found is None or found.bytes <= pool.limit:
                 break  # more microbatches are no less work
-            is_far |= found.bytes > FEW * pool.limit
+            is_far |= found.bytes > HOPELESS * pool.limit
 
 
 def bound_of(pool: Pool, strategy: Strategy) -> float:

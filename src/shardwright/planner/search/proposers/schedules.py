@@ -26,7 +26,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import CLOSE, FEW
+from shardwright.planner.search.steering import CLOSE, FEW, HOPELESS
 
 # GPipe hides slow transfers better than the additive model knows, and is simulated whatever it promises.
 ORDERS: tuple[NamedSchedule, ...] = ("gpipe", "1f1b-so", "interleaved")
@@ -53,7 +53,7 @@ def schedules(pool: Pool) -> Proposals:
     large = [
         one
         for one in pool.candidates
-        if one.arrangement.stages > 1 and pool.room < one.bytes <= FEW * pool.room
+        if one.arrangement.stages > 1 and pool.room < one.bytes <= HOPELESS * pool.room
     ]
     if large:
         fastest = min(large, key=lambda one: (one.seconds, one.bytes))
