@@ -20,7 +20,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.planner.space import Seed, find_samples, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.capture.export import bind_tensors, evaluate
+from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from shardwright.verbs.coverage import random_strategy
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed

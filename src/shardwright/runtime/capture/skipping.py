@@ -1,0 +1,377 @@
+"""What a forward skips at random, such as every tenth layer (LayerDrop), as a choice between two values.
+
+``if torch.rand([]) < p: continue`` asks for a truth that a trace does not know. So forward runs without values, once
+with each such question answered yes and once no, and every call of torch is written down by where its tensors come from.
+Where one answer only leaves out calls right behind the question, and all that follows is the same but for tensors
+that these replace, the graph does without the question: it always makes these calls, and takes
+``where(drawn, the one, the other)``. What is left out has gradients of zeros then, where PyTorch has none.
+Two more runs, that skip every other time, say which of what earlier questions left is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from shardwright.runtime.capture.layers import Unclear
+from shardwright.runtime.capture.places import is_models_frame, running_line
+
+_DRAWS = frozenset({"rand", "uniform_", "bernoulli_", "bernoulli", "rand_like", "randn", "normal_"})
+_COUNTING = frozenset({"batch_norm", "instance_norm"})  # write the statistics that they are given
+_PASSES = frozenset({"reshape", "__getitem__"})
+_COMPARES = {"lt": True, "le": True, "gt": False, "ge": False}  # whether with what is larger
+_PLAIN = (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.device)
+# Functions of Python and NumPy that draw a number between 0 and 1, or two bounds.
+_NUMBERS = ((random, ("random", "uniform")), (np.random, ("random", "rand", "uniform")))
+
+# A tensor's name: a parameter's or an input's own, or as which result of which call it was made.
+Name = str | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Calls that may be left out, behind a question on a line. ``instead`` says of each of their results that is read
+    later what is read where they are left out; ``written`` are the buffers that they write."""
+
+    calls: range
+    line: str
+    written: tuple[str, ...] = ()
+    instead: dict[Name, Name] = field(default_factory=dict[Name, Name])
+
+    def makes(self, name: Name) -> bool:
+        """Whether a tensor is made by these calls."""
+        return not isinstance(name, str) and name[0] in self.calls
+
+
+@dataclass(frozen=True)
+class Skips:
+    """All that a forward may leave out, in order; ``answer`` is the one with which it does not."""
+
+    each: tuple[Skip, ...]
+    answer: bool
+
+    @property
+    def note(self) -> str:
+        """What a user should know."""
+        lines = ", ".join(dict.fromkeys(one.line for one in self.each))
+        return lines and (
+            f"what is skipped at random at {lines} is computed all the same and then left out: "
+            "its gradients are zeros, where PyTorch has none"
+        )
+
+
+class _Calls(TorchFunctionMode):
+    """Sees every call of torch, and knows tensors by their names, and those that chance alone decides."""
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.count = 0
+        self.names: dict[int, Name] = {id(tensor): name for name, tensor in named.items()}
+        self.tensors: dict[Name, Tensor] = {**named}  # alive, so that no other has the id of one
+        self.drawn: set[int] = set()
+        self.uniform: set[int] = set()
+        self.sure: dict[int, bool] = {}
+        self.is_asked = False
+
+    def answered(self, drawn: Tensor) -> bool:
+        """Answer a question that chance decides."""
+        raise NotImplementedError
+
+    def made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make a call."""
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See a call."""
+        del types
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        is_drawn = self._is_drawn(name, _tensors((args, kwargs)))
+        if is_drawn and name == "__bool__":
+            return self._truth(args[0])
+        if is_drawn and name == "item":
+            func, name, args = torch.reshape, "reshape", (*args, ())
+        result = self.made(func, args, kwargs)
+        self._name(_tensors(result), is_anew=_writes(name, kwargs))
+        if is_drawn and isinstance(result, Tensor):
+            self.drawn.add(id(result))
+            self._weigh(name, args, kwargs, result)
+        self.count += 1
+        return result
+
+    def _name(self, made: Sequence[Tensor], *, is_anew: bool) -> None:
+        for place, one in enumerate(made):
+            if is_anew or id(one) not in self.names:
+                self.names[id(one)] = self.count, place
+                self.tensors[self.count, place] = one
+
+    def _is_drawn(self, name: str, given: Sequence[Tensor]) -> bool:
+        return name in _DRAWS or (bool(given) and self.drawn.issuperset(map(id, given)))
+
+    def _truth(self, drawn: Tensor) -> bool:
+        self.is_asked = True
+        known = self.sure.get(id(drawn))
+        return self.answered(drawn) if known is None else known
+
+    def _weigh(self, name: str, args: Any, kwargs: Any, result: Tensor) -> None:
+        """Remember what chance does not decide: a number between 0 and 1 is never less than 0."""
+        bounds = [one for one in args if isinstance(one, (int, float))]
+        is_known = id(next(iter(args), None)) in self.uniform
+        if (is_known and name in _PASSES) or _is_unit(name, bounds, kwargs):
+            self.uniform.add(id(result))
+        elif is_known and name in _COMPARES and not all(0 < one < 1 for one in bounds):
+            self.sure[id(result)] = (bounds[0] >= 1) == _COMPARES[name]
+
+
+def _is_unit(name: str, bounds: Sequence[float], kwargs: Any) -> bool:
+    """Whether a call draws between 0 and 1."""
+    is_filled = name == "uniform_" and [*bounds] in ([], [0, 1]) and not kwargs
+    return is_filled or name in ("rand", "rand_like")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
+
+
+def _writes(name: str, kwargs: Any) -> bool:
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or name == "__setitem__" or name[:3] == "__i" or "out" in kwargs
+
+
+# -- which calls are left out -----------------------------------------------------------------------------
+
+
+class _Written(_Calls):
+    """Writes calls down while every question is answered in turn."""
+
+    def __init__(self, named: Mapping[str, Tensor], answer: Callable[[int], bool]) -> None:
+        super().__init__(named)
+        self.answer = answer
+        self.said: list[list[Any]] = []
+        self.questions: list[tuple[int, str]] = []
+        self.writes: list[tuple[int, int]] = []  # by which call which memory is written
+        self.owners = {_memory(tensor): name for name, tensor in named.items()}
+        self.memories = dict.fromkeys(self.owners, -1)  # first seen at which call
+
+    def answered(self, drawn: Tensor) -> bool:
+        """Answer as this run does."""
+        self.questions.append((self.count, running_line()))
+        return self.answer(len(self.questions) - 1)
+
+    def made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Write down the call, and make it."""
+        self.note(func, args, kwargs)
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        written = (args[:1], kwargs.get("out")) if _writes(name, kwargs) else ()
+        if name in _COUNTING:
+            written = args[1:3]
+        self.writes += [(self.count, _memory(one)) for one in _tensors(written)]
+        for one in _tensors((args, kwargs, result)):
+            self.memories.setdefault(_memory(one), self.count)
+        return result
+
+    def note(self, func: Any, *arguments: Any) -> None:
+        """Write a call so that it is equal to another only where both mean the same."""
+        self.said.append([func, *map(self._said, pytree.tree_leaves(arguments))])
+
+    def _said(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in self.names:
+                self.names[id(value)] = f"outside {id(value)}"
+                self.tensors[f"outside {id(value)}"] = value
+            return _Named(self.names[id(value)])
+        if isinstance(value, slice):
+            return "slice", *map(self._said, (value.start, value.stop, value.step))
+        return (type(value), repr(value)) if isinstance(value, _PLAIN) else (type(value), id(value))
+
+    @property
+    def pieces(self) -> list[range]:
+        """The calls behind each question."""
+        starts = [start for start, _ in self.questions]
+        stops = [*starts, len(self.said)][1:]
+        return [range(*ends) for ends in zip(starts, stops, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: Name
+
+    def at(self, places: Sequence[int]) -> _Named:
+        """Return what it is called where call by call has those places."""
+        return self if isinstance(self.name, str) else _Named((places[self.name[0]], self.name[1]))
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def find_skips(named: Mapping[str, Tensor], run: Callable[[], Any]) -> Skips | None:
+    """Return what a forward without values leaves out at random; None where nothing, or not so that it can be told.
+
+    ``named`` are its parameters, buffers and inputs; ``run`` calls it, five times at most.
+    """
+
+    def written(answer: Callable[[int], bool]) -> _Written:
+        calls = _Written(named, answer)
+        with calls, drawn_numbers():
+            result = run()
+        calls.note("result", result)
+        return calls
+
+    try:
+        yes = written(lambda _: True)
+        if not yes.is_asked:
+            return None
+        no = written(lambda _: False)
+        answer = len(yes.said) > len(no.said)
+        whole, least = (yes, no) if answer else (no, yes)
+        skips = _skips(whole, least)
+        for others in (0, 1):  # each skips where the one before does not
+            some = written(lambda number, others=others: (number % 2 == others) == answer)
+            _compare(whole, some, skips, lambda number, others=others: number % 2 != others)
+        _compare(whole, least, skips, lambda _: True)
+    except Exception:  # noqa: BLE001 - a model that cannot run so is captured as it is
+        return None
+    return Skips(tuple(one for one in skips if one.instead or one.written), answer)
+
+
+def _skips(whole: _Written, least: _Written) -> list[Skip]:
+    """Return how many calls behind each question are left out, where leaving them out is all there is to it."""
+    if len(whole.questions) != len(least.questions):
+        raise Unclear
+    pairs = zip(whole.pieces, least.pieces, whole.questions, strict=True)
+    found = list[Skip]()
+    for every, few, (_, line) in pairs:
+        calls = range(every.start, every.stop - len(few))
+        touched = {memory for call, memory in whole.writes if call in calls}
+        touched = {one for one in touched if whole.memories[one] not in calls}
+        if not touched <= whole.owners.keys():
+            raise Unclear
+        found.append(Skip(calls, line, tuple(sorted(whole.owners[one] for one in touched))))
+    return found
+
+
+def _compare(
+    whole: _Written, some: _Written, skips: Sequence[Skip], is_left: Callable[[int], bool]
+) -> None:
+    """Learn what some calls read where the whole reads what is left out; raises Unclear where they differ else."""
+    absent = [one for number, one in enumerate(skips) if is_left(number)]
+    gone = set(itertools.chain.from_iterable(one.calls for one in absent))
+    places = [call for call in range(len(whole.said)) if call not in gone]
+    if len(places) != len(some.said):
+        raise Unclear
+    for call, others in zip(places, some.said, strict=True):
+        for one, other in zip(whole.said[call], others, strict=True):
+            _meet(whole, absent, one, other.at(places) if isinstance(other, _Named) else other)
+
+
+def _meet(whole: _Written, absent: Sequence[Skip], one: Any, other: Any) -> None:
+    if isinstance(one, _Named) and isinstance(other, _Named):
+        _learn(whole, absent, one.name, other.name)
+    elif one != other:
+        raise Unclear
+
+
+def _learn(whole: _Written, absent: Sequence[Skip], name: Name, wanted: Name) -> None:
+    """Learn that a tensor stands for another, if it must; raises Unclear where it cannot."""
+    while skip := next((skip for skip in absent if skip.makes(name)), None):
+        if not _look_alike(whole.tensors[name], whole.tensors[wanted]):
+            raise Unclear
+        name = skip.instead.setdefault(name, wanted)
+    if name != wanted:
+        raise Unclear
+
+
+def _look_alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+# -- a forward that computes all and chooses ----------------------------------------------------------------
+
+
+class _Chosen(_Calls):
+    """Lets a forward leave out nothing, and reads what it would have read, whatever is drawn."""
+
+    def __init__(self, named: Mapping[str, Tensor], skips: Skips) -> None:
+        super().__init__(named)
+        self.skips = skips
+        self.waiting = list(skips.each)
+        self.begun: list[tuple[Skip, Tensor, dict[str, Tensor]]] = []
+        self.instead: dict[int, Tensor] = {}
+
+    def answered(self, drawn: Tensor) -> bool:
+        """Answer so that nothing is left out."""
+        if self.waiting and self.waiting[0].calls.start == self.count:
+            skip = self.waiting.pop(0)
+            before = {name: self.tensors[name].clone() for name in skip.written}
+            self.begun.append((skip, drawn.reshape(()).to(torch.bool), before))
+        return self.skips.answer
+
+    def made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make a call of what is there by now."""
+        while self.begun and self.count >= self.begun[0][0].calls.stop:
+            self._choose(*self.begun.pop(0))
+        args, kwargs = pytree.tree_map_only(Tensor, self._now, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _now(self, tensor: Tensor) -> Tensor:
+        return self.instead.get(id(tensor), tensor)
+
+    def _choose(self, skip: Skip, is_so: Tensor, before: Mapping[str, Tensor]) -> None:
+        def one_of(made: Tensor, other: Tensor) -> Tensor:
+            first, second = (made, other) if self.skips.answer else (other, made)
+            return torch.where(is_so, first, second)
+
+        for name, other in skip.instead.items():
+            made = self.tensors[name]
+            self.instead[id(made)] = one_of(made, self._now(self.tensors[other]))
+        for name, old in before.items():
+            with torch.no_grad():
+                self.tensors[name].copy_(one_of(self.tensors[name], old))
+
+
+def entering(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return all tensors that enter a forward, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers()), **batch}
+
+
+@contextlib.contextmanager
+def chosen(skips: Skips | None, module: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a forward leave out nothing of what it may."""
+    if skips is None:
+        yield
+        return
+    with _Chosen(entering(module, batch), skips), drawn_numbers():
+        yield
+
+
+@contextlib.contextmanager
+def drawn_numbers() -> Iterator[None]:
+    """Let numbers that a model draws by Python or NumPy be drawn by torch."""
+    before = [(home, name, getattr(home, name)) for home, names in _NUMBERS for name in names]
+    try:
+        for home, name, plain in before:
+            setattr(home, name, functools.partial(_draw, plain))
+        yield
+    finally:
+        for home, name, plain in before:
+            setattr(home, name, plain)
+
+
+def _draw(plain: Callable[..., Any], *bounds: Any, **others: Any) -> Any:
+    if others or len(bounds) not in (0, 2) or not is_models_frame(sys._getframe(1)):
+        return plain(*bounds, **others)
+    drawn = torch.rand((), dtype=torch.float64)
+    return drawn if bounds in ((), (0, 1)) else bounds[0] + (bounds[1] - bounds[0]) * drawn
