@@ -36,13 +36,13 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster
+from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.configs import choices
-from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.lying import wanted_as
 from shardwright.runtime.capture import capture, load_model
 

@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
-from shardwright.planner.space.rules import KIND
+from shardwright.operators.splitting.rules import KIND
 from tests.verbs.found import Found, found_again
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "add-an-operator.md"

@@ -13,8 +13,8 @@ from typing import Any
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import FLAT, PARTIAL, REPLICATE, inner
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Pipeline, Strategy
-from shardwright.planner.space.iteration import PLUS
-from shardwright.planner.space.rules import iterate
+from shardwright.operators.splitting import iterate
+from shardwright.operators.splitting.iteration import PLUS
 
 PLACEMENTS = (REPLICATE, PARTIAL, 0, 1, 2, 3, inner(0), inner(1), FLAT)
 MICROBATCHES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 32, 10**6, 10**18)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.space.samples import Samples, find_samples
+from shardwright.operators.splitting.samples import Samples, find_samples
 from shardwright.runtime.capture import Captured, capture
 from tests import zoo
 from tests.runtime.captures import shared

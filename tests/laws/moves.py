@@ -8,11 +8,11 @@ from random import Random
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import Layout
 from shardwright.core.strategy import GradientSync, OperatorConfig, ParameterConfig, Strategy
+from shardwright.operators.splitting.iteration import PLUS, Iteration
+from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.space.configs import choices
-from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.rest import shard_further
-from shardwright.planner.space.samples import Samples
 
 
 def redrawn(

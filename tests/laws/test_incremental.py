@@ -10,13 +10,13 @@ from hypothesis import Phase, given, settings
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting import iterate
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.space import iterate
 from tests.laws.columns import columns
 from tests.laws.models import Model, model
 from tests.laws.moves import moved, redrawn

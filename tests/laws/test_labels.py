@@ -16,9 +16,9 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.errors import NoPlan
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.lower import lower
 from shardwright.planner.search import Limits, Survey, survey
-from shardwright.planner.space import find_samples
 from shardwright.verbs.narrate import axis_words
 from tests.planner.search.models import cluster, images, mlp, opaque, residual, squares
 

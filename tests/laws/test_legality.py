@@ -18,12 +18,13 @@ from shardwright.core.plan import Objective, Plan
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import read_plan_file, write_plan
+from shardwright.operators.splitting import iterate
+from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.named import asked_for
-from shardwright.planner.space import ModulePart, Placement, Seed, iterate, seed_strategy
-from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space import ModulePart, Placement, Seed, seed_strategy
 from shardwright.verbs.legality import check_plan
 from tests.laws.damage import damaged, damaged_tree
 from tests.laws.models import MAX_NORM, OPTIMIZER, Model, model, plain

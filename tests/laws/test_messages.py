@@ -17,8 +17,8 @@ from hypothesis.strategies import integers, sampled_from
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, REPLICATE
 from shardwright.core.program import Kind, Program
+from shardwright.operators.splitting.samples import Samples, find_samples
 from shardwright.planner.lower import lower
-from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.proofs import check, check_complete
 from shardwright.proofs.check import crews, stuck

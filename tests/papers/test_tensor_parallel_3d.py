@@ -22,10 +22,10 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import layout_text, local_bytes
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting import iterate
 from shardwright.planner.lower import lower
 from shardwright.planner.space.configs import placements
 from shardwright.planner.space.grids import Grid, grid_strategy
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor

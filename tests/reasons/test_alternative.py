@@ -9,8 +9,8 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.search import Limits, search
-from shardwright.planner.space import find_samples
 from shardwright.reasons import Wish, why_not
 from tests.planner.search.models import cluster, opaque, residual
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.errors import InputError
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.lower import lower
-from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.search import Limits, Training, search
-from shardwright.planner.space import Part, Seed, find_samples, place_parts
+from shardwright.planner.space import Part, Seed, place_parts
 from tests import zoo
 from tests.planner.search.models import cluster
 from tests.runtime.equivalence import assert_close, assert_equivalent, captured_of, train_plain

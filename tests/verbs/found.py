@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from shardwright.planner.space.iteration import Dim, Iteration
-from shardwright.planner.space.rules import KIND
-from shardwright.planner.space.rules.normalisation import LOCAL_STATISTICS
-from shardwright.planner.space.rules.notation import equation
+from shardwright.operators.splitting.iteration import Dim, Iteration
+from shardwright.operators.splitting.rules import KIND
+from shardwright.operators.splitting.rules.normalisation import LOCAL_STATISTICS
+from shardwright.operators.splitting.rules.notation import equation
 from shardwright.runtime.rules import Case, draw
 from shardwright.verbs.examples import EXAMPLES
 from shardwright.verbs.finder import propose

@@ -9,8 +9,9 @@ import torch
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting import has_rule
 from shardwright.planner.lower import lower
-from shardwright.planner.space import Seed, has_rule, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime import verify
 from shardwright.runtime.capture import capture, load_model
 from shardwright.verbs.coverage import (

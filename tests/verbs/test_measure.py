@@ -12,7 +12,7 @@ from shardwright import api
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Record
 from shardwright.files.clusterfile import read_cluster
-from shardwright.planner.cost.compute import has_backward
+from shardwright.operators.counting.work import has_backward
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.profile import Wanted

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shardwright.core.example import Call, Drawn
 from shardwright.errors import InputError
-from shardwright.planner.space.rules import KIND, has_rule
-from shardwright.planner.space.rules.notation import equation
+from shardwright.operators.splitting.rules import KIND, has_rule
+from shardwright.operators.splitting.rules.notation import equation
 from shardwright.verbs.examples import EXAMPLES
 from shardwright.verbs.examples.notation import F, I, call
 from shardwright.verbs.rules import check_kind, verify_rules

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.planner.space.rules import has_rule, iterate
+from shardwright.operators.splitting import has_rule, iterate
 from shardwright.runtime.rules import example_of
 from shardwright.verbs.rules import check_kind
 from tests import zoo

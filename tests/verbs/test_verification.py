@@ -12,9 +12,10 @@ import shardwright
 from shardwright.core.plan import Frontier, Objective, Plan
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import Origin, write_plan
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.lower import lower
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.verbs.carry import carry_over
 from shardwright.verbs.request import Trial
 from shardwright.verbs.subject import capture

@@ -13,7 +13,7 @@ class Decoder:
     silu, gelu or relu2. ``rotary``: positions turn queries and keys; ``positions``: they are embedded;
     neither: they are part of attention (ALiBi). ``flash``: attention is one kernel. ``fused``: so is
     turning by positions. ``dropout``: the share dropped of scores, and before each residual sum.
-    ``loss``: the kernel of cross entropy, see ``planner.cost.kept``; "" is this runtime's.
+    ``loss``: the kernel of cross entropy, see ``operators.keeping.kept``; "" is this runtime's.
     ``qk_norm``: queries and keys are normalised head by head. ``stepwise``: RMS norms run operator by operator, in float32. ``grouped``: what experts' products are
     made by, see ``planner.cost.kernels``; ``sorts``: tokens are put back in order by a kernel of its own.
     ``apart``: queries, keys, values, gates and what they gate are a product each.

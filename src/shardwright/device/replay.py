@@ -17,8 +17,8 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import BACKWARD_KINDS, STATES, Kind, Message, Program, Segment, Value
 from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.device.allocator import Block, CachingAllocator, DeviceMemory
-from shardwright.planner.cost.backward import GradientStep, gradient_steps
-from shardwright.planner.cost.memory import SegmentMemory, Storages
+from shardwright.operators.keeping.backward import GradientStep, gradient_steps
+from shardwright.operators.keeping.memory import SegmentMemory, Storages
 from shardwright.planner.schedule import held, order_of
 
 STEPS = 2

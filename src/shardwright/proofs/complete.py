@@ -21,8 +21,8 @@ from shardwright.core.program import (
     Segment,
     Value,
 )
-from shardwright.planner.space.iteration import PLUS
-from shardwright.planner.space.rules import iterate
+from shardwright.operators.splitting import iterate
+from shardwright.operators.splitting.iteration import PLUS
 
 # What is there without an instruction, unless it is gathered for its use.
 THERE = frozenset({"input", "buffer", "master"}) | STATES

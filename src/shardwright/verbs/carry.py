@@ -12,9 +12,9 @@ from dataclasses import replace
 from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.strategy import OperatorConfig, Strategy
-from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.operators.splitting import iterate
+from shardwright.operators.splitting.iteration import PLUS, Iteration
 from shardwright.planner.space.lying import made_as
-from shardwright.planner.space.rules import iterate
 
 
 def carry_over(strategy: Strategy, graph: OperatorGraph, other: OperatorGraph) -> Strategy:

@@ -17,11 +17,12 @@ from shardwright.core.strategy import Precision, Strategy
 from shardwright.errors import RunError
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.files.planfile import Unruled
+from shardwright.operators.splitting import find_samples, has_rule, iterate
+from shardwright.operators.splitting.iteration import PLUS, Iteration
 from shardwright.planner.cost import ShardPrices
 from shardwright.planner.lower import lower
-from shardwright.planner.space import Seed, choices, find_samples, has_rule, iterate, seed_strategy
+from shardwright.planner.space import Seed, choices, seed_strategy
 from shardwright.planner.space.configs import placements
-from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.seeds import parameter_configs
 from shardwright.verbs.results import Coverage
 

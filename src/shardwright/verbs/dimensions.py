@@ -312,7 +312,7 @@ def _dropout(run: PublishedRun, gated: bool, assumed: list[str]) -> float:
 
 
 def _loss(run: PublishedRun) -> str:
-    """Name the kernel of cross entropy (``planner.cost.kept``)."""
+    """Name the kernel of cross entropy (``operators.keeping.kept``)."""
     name, made = run.framework.lower(), software_of(run)
     if made == "megatron":
         is_older = "" < run.software_date < IN_PLACE_SINCE and "megatron" in name

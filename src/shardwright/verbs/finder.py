@@ -18,10 +18,10 @@ from random import Random
 
 from shardwright.core.example import Call, Drawn, as_list
 from shardwright.errors import InputError
-from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.rules import has_rule
-from shardwright.planner.space.rules.notation import equation
-from shardwright.planner.space.rules.signature import Rule
+from shardwright.operators.splitting import has_rule
+from shardwright.operators.splitting.iteration import Iteration
+from shardwright.operators.splitting.rules.notation import equation
+from shardwright.operators.splitting.rules.signature import Rule
 from shardwright.runtime.rules import (
     Answer,
     Case,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.derivatives import base_kind
+from shardwright.operators.derivatives import base_kind
 from shardwright.planner.cost.recomputation import copies_kept
 from shardwright.planner.space.seeds import repeated_blocks
 

@@ -11,8 +11,9 @@ from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import AGAIN, check_fits
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.lower import lower
-from shardwright.planner.space import check_strategy, find_samples
+from shardwright.planner.space import check_strategy
 from shardwright.proofs import check_complete
 
 

@@ -19,14 +19,15 @@ from shardwright.core.program import Call, Program, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.device import surroundings
+from shardwright.operators.splitting import find_samples
+from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.judge.ties import half_width
 from shardwright.planner.lower import lower
 from shardwright.planner.search import PLAIN_MICROBATCHES, Context, Survey, evaluate_closely
 from shardwright.planner.simulate import on_shared_cores, simulate_on, with_input
-from shardwright.planner.space import Seed, find_samples, seed_strategy
-from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.seeds import data_dims
 from shardwright.report.story import OperatorRow, PlanStory, split_text
 

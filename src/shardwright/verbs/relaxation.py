@@ -21,8 +21,8 @@ from shardwright.core.legality import divisors
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import MIXED
 from shardwright.errors import InputError, NoPlan
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.search import Limits, room
-from shardwright.planner.space import find_samples
 from shardwright.reasons import grown, some_plan
 from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text

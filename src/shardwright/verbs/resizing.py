@@ -15,9 +15,9 @@ from string import digits
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.errors import InputError
+from shardwright.operators.splitting.iteration import PLUS
+from shardwright.operators.splitting.samples import Samples, find_samples
 from shardwright.planner.space.configs import is_choice
-from shardwright.planner.space.iteration import PLUS
-from shardwright.planner.space.samples import Samples, find_samples
 
 
 def resize(graph: OperatorGraph, other: OperatorGraph, strategy: Strategy) -> Strategy:

@@ -13,11 +13,11 @@ from random import Random
 
 from shardwright.core.example import Call
 from shardwright.errors import InputError
+from shardwright.operators.splitting.iteration import PLUS, Dim, Iteration
+from shardwright.operators.splitting.rules import KIND, iterate
+from shardwright.operators.splitting.rules.normalisation import LOCAL_STATISTICS
+from shardwright.operators.splitting.rules.signature import Rule
 from shardwright.planner.space.configs import placements
-from shardwright.planner.space.iteration import PLUS, Dim, Iteration
-from shardwright.planner.space.rules import KIND, iterate
-from shardwright.planner.space.rules.normalisation import LOCAL_STATISTICS
-from shardwright.planner.space.rules.signature import Rule
 from shardwright.runtime.rules import (
     Axis,
     Case,

@@ -21,6 +21,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, NoPlan, PrecisionError
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
+from shardwright.operators.splitting.samples import batch_size, find_samples
 from shardwright.planner.schedule import crews_of
 from shardwright.planner.search import (
     Context,
@@ -33,7 +34,6 @@ from shardwright.planner.search import (
     survey,
 )
 from shardwright.planner.space import ModulePart, Placement, Seed
-from shardwright.planner.space.samples import batch_size, find_samples
 from shardwright.report.units import seconds_text
 from shardwright.verbs.compression import notes_of
 from shardwright.verbs.coverage import coverage

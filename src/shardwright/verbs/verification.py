@@ -18,9 +18,9 @@ from shardwright.core.program import Program
 from shardwright.core.strategy import GradientSync, Precision, Strategy
 from shardwright.errors import InputError
 from shardwright.files.planfile import Origin
+from shardwright.operators.splitting.iteration import pieces_by_dim
+from shardwright.operators.splitting.samples import Samples, find_samples
 from shardwright.planner.lower import lower
-from shardwright.planner.space.iteration import pieces_by_dim
-from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.verbs.carry import carry_over
 from shardwright.verbs.legality import check_plan
 from shardwright.verbs.request import Trial, Watch

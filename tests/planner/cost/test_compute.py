@@ -13,10 +13,10 @@ import pytest
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.files.clusterfile import parse_cluster, read_cluster
+from shardwright.operators.counting.products import Product
+from shardwright.operators.counting.work import local_flops
 from shardwright.planner.cost import Rates, ShardPrices, operator_cost
-from shardwright.planner.cost.compute import local_flops
 from shardwright.planner.cost.kernels import kernels_of
-from shardwright.planner.cost.products import Product
 from shardwright.planner.cost.software import sustained
 from tests.planner.search.models import Sketch
 

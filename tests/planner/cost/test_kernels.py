@@ -11,9 +11,9 @@ import pytest
 from shardwright.core.cluster import SOFTWARE
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.files.clusterfile import parse_cluster
+from shardwright.operators.counting.products import Product
 from shardwright.planner.cost import Rates
 from shardwright.planner.cost.kernels import about, kernels_of
-from shardwright.planner.cost.products import Product
 from shardwright.planner.cost.software import PROFILES, sustained
 from tests.planner.cost.test_compute import cost, graph_of
 

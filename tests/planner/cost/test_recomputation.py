@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.cost.derivatives import base_kind
+from shardwright.operators.derivatives import base_kind
 from shardwright.planner.cost.recomputation import (
     recomputed_operators,
     with_recomputation,

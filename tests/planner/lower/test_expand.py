@@ -11,6 +11,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, OperatorConfig, Strategy
+from shardwright.operators.splitting import find_samples, iterate
 from shardwright.planner.cost import ShardPrices, price
 from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.lower import lower
@@ -18,7 +19,7 @@ from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.lower.fold import KEPT, Folder
 from shardwright.planner.lower.outline import Outline
 from shardwright.planner.lower.spread import Spreader
-from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.grids import Grid, grid_strategy
 from tests.laws.moves import moved, redrawn
 from tests.planner.search.models import Sketch, cluster, images, mlp, residual

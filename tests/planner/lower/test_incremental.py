@@ -13,9 +13,10 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import FLAT
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy, SyncEvery
+from shardwright.operators.splitting import find_samples, iterate
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
-from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.proofs import check
 from tests.laws.columns import columns
 from tests.laws.moves import redrawn

@@ -9,6 +9,7 @@ import pytest
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting import find_samples, iterate
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiler, Needed, Phases
 from shardwright.planner.lower.gradients import place
@@ -16,7 +17,7 @@ from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.phases import PREVIOUS, Phase
 from shardwright.planner.lower.template import READ, Facts, Rows
-from shardwright.planner.space import find_samples, iterate, seed_strategy
+from shardwright.planner.space import seed_strategy
 from tests.laws.moves import redrawn
 from tests.planner.lower.numpy_lifetimes import (
     Lifetimes,

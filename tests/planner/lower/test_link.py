@@ -13,13 +13,14 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.core.schedules import NAMED, SCHEDULES
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.outline import Outline
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from tests.laws.strategies import MESHES, Shape, random_strategy, with_wire
 from tests.planner.lower.test_expand import DEPTH, MODELS, echoed
 

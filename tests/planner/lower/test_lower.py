@@ -11,8 +11,9 @@ import pytest
 from shardwright.core.graph import Block, Constant, Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.lower import lower
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.proofs import check
 
 HIDDEN, BATCH, LENGTH = 16, 8, 4

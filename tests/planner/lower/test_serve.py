@@ -9,9 +9,10 @@ import numpy as np
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.servers import with_servers
 from shardwright.proofs import check, check_complete
 from tests.laws.columns import columns

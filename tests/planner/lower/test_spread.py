@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.lower.fold import Folder
 from shardwright.planner.lower.spread import SHOWN, Spreader
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.lower.test_lower import transformer_like
 
 

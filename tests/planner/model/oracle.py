@@ -15,9 +15,8 @@ from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, REPLICATE, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
-from shardwright.planner.cost.derivatives import base_kind, is_view
-from shardwright.planner.cost.kept import saved_tensors
-from shardwright.planner.cost.recomputation import storages
+from shardwright.operators.derivatives import base_kind, is_view, storages
+from shardwright.operators.keeping.kept import saved_tensors
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode

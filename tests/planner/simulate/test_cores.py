@@ -11,12 +11,12 @@ import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.core.program import Kind
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.cost import price
 from shardwright.planner.cost.feed import input_costs, input_words
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import on_shared_cores, simulate, with_input
 from shardwright.planner.simulate.cores import Sharers
-from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from tests.planner.search.models import cluster, mlp
 

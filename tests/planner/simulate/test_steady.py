@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shardwright.core.program import INPUT_KINDS, Kind, Program
 from shardwright.layerwise.steady import steady_seconds
+from shardwright.operators.splitting import find_samples
 from shardwright.planner.cost.feed import (
     Feeding,
     input_bytes,
@@ -24,7 +25,6 @@ from shardwright.planner.cost.feed import (
 )
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate, with_input
-from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.proofs import check
 from shardwright.runtime.executor import Executor

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.operators.splitting import find_samples
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.adaptive import WHOLE
 from tests.runtime.equivalence import assert_equivalent

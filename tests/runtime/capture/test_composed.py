@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.cost.kept import saved_tensors
+from shardwright.operators.keeping.kept import saved_tensors
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate.memory import memory_over_time
 from shardwright.planner.space import Seed, seed_strategy

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.errors import CaptureError
-from shardwright.planner.space import find_samples
+from shardwright.operators.splitting import find_samples
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from tests import zoo

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 from shardwright.core.strategy import Strategy
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.operators.splitting import find_samples
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.assemble import Captured
 from shardwright.runtime.capture.convolved import convolution_backward

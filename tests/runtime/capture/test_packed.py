@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.operators.splitting import find_samples
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.verbs.coverage import random_strategy
 from tests.runtime.equivalence import assert_equivalent

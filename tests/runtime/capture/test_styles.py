@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.operators.splitting import find_samples
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from shardwright.verbs.coverage import random_strategy

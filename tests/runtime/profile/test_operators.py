@@ -11,8 +11,8 @@ from torch import nn
 from shardwright.core.costs import operator_key
 from shardwright.core.graph import OperatorGraph
 from shardwright.errors import RunError
+from shardwright.operators.counting.work import has_backward
 from shardwright.planner.cost import build_costs
-from shardwright.planner.cost.compute import has_backward
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.profile import Setting, Wanted, measure_operators
 from shardwright.runtime.profile.layouts import lay_out

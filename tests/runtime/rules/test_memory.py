@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.planner.space.rules import KIND
+from shardwright.operators.splitting.rules import KIND
 from shardwright.runtime.rules import Case, Refused, draw
 from shardwright.verbs.examples import EXAMPLES
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from shardwright.core.costs import Cost
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Call, Program
-from shardwright.planner.cost.derivatives import base_kind
-from shardwright.planner.cost.products import MATMUL
+from shardwright.operators.counting.products import MATMUL
+from shardwright.operators.derivatives import base_kind
 
 Beside = tuple[int, Call, str]  # mesh, call, phase
 

@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from shardwright.core.costs import Cost, operator_key
 from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph, tensor_bytes
-from shardwright.planner.cost.derivatives import (
+from shardwright.operators.counting.products import Shape, Shapes, grouped_by, product_of
+from shardwright.operators.counting.work import Shard, arguments, has_backward, local_flops, work
+from shardwright.operators.derivatives import (
     OPAQUE,
     base_kind,
     hands_on,
     is_view,
 )
-from shardwright.planner.cost.kept import saved_tensors
-from shardwright.planner.cost.products import ATTENTION, attention_flops, grouped_by, product_of
-from shardwright.planner.cost.roofline import Rates, Shape, Shapes, Shard, roofline, work
+from shardwright.operators.keeping.kept import saved_tensors
+from shardwright.planner.cost.roofline import Rates, roofline
 
 MODEL_SPREAD = 0.25
 # Octaves: nearer measurements of one kind count alike.
@@ -95,36 +96,11 @@ def _shard(
         saved=_saved_bytes(graph, operator, inputs, outputs, kept_as),
         flops=_fallback_flops(graph, operator, inputs, outputs, rates),
         dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
-        product=product_of(bare, inputs, outputs, *_arguments(operator)),
+        product=product_of(bare, inputs, outputs, *arguments(operator)),
         passes=rates.passing(graph, operator_index),
         hands_on=rates.is_gpu and hands_on(graph, operator),
         grouped=grouped_by(bare, operator.attribute("kernel")),
     )
-
-
-def has_backward(graph: OperatorGraph, operator: Operator) -> bool:
-    """Whether a gradient comes in and goes on."""
-    return all(
-        any(graph.tensors[tensor].needs_gradient for tensor in tensors)
-        for tensors in (operator.inputs, operator.outputs)
-    )
-
-
-def local_flops(
-    kind: str,
-    inputs: Shapes,
-    outputs: Shapes,
-    equation: str = "",
-    is_transposed: bool = False,
-) -> float | None:
-    """Return the forward flops of a shard from its shapes, None where shapes do not say.
-
-    ``kind`` is the bare name (``linear``). A multiply-add counts two. See ``product_of``.
-    """
-    if kind in ATTENTION:
-        return attention_flops(kind, inputs)
-    product = product_of(kind, inputs, outputs, equation, is_transposed)
-    return product.flops if product is not None else None
 
 
 def _bytes(
@@ -150,7 +126,7 @@ def _fallback_flops(
     graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes, rates: Rates
 ) -> float:
     """Scale the captured flops by the share of the largest tensor that is local."""
-    exact = local_flops(base_kind(operator.kind), inputs, outputs, *_arguments(operator))
+    exact = local_flops(base_kind(operator.kind), inputs, outputs, *arguments(operator))
     if exact is not None:
         if operator.attribute("is_causal") is not True:
             return exact
@@ -162,12 +138,6 @@ def _fallback_flops(
     here = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     whole = max((graph.tensors[i].numel for i in (*operator.inputs, *operator.outputs)), default=0)
     return operator.flops * here / whole if whole else 0.0
-
-
-def _arguments(operator: Operator) -> tuple[str, bool]:
-    """Return einsum's equation and whether a convolution is transposed."""
-    equation = operator.attribute("equation", "")
-    return str(equation), operator.attribute("transposed") is True
 
 
 def _saved_bytes(

@@ -9,7 +9,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.halo import own_shape
 from shardwright.core.program import Kind, Program
-from shardwright.planner.space.samples import Samples, batch_size
+from shardwright.operators.splitting.samples import Samples, batch_size
 
 # By what an instruction of input is: the name of its resource, what it does in words, and what shortens it.
 WORDS = {

@@ -21,7 +21,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.cost.products import Product
+from shardwright.operators.counting.products import Product
 
 # Looked up in this order by a part of the device's name; a kind without tables borrows those of the
 # same silicon.

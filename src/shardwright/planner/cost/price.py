@@ -20,6 +20,7 @@ from shardwright.core.graph import OperatorGraph, tensor_bytes
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import LOCAL, Call, Kind, Message, Program, Segment
 from shardwright.core.strategy import Mesh, master_dtype
+from shardwright.operators.counting.work import Shapes, has_backward
 from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
@@ -31,8 +32,7 @@ from shardwright.planner.cost.burden import (
     largest_burden,
 )
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
-from shardwright.planner.cost.compute import has_backward
-from shardwright.planner.cost.roofline import Rates, Shapes, memory_seconds
+from shardwright.planner.cost.roofline import Rates, memory_seconds
 from shardwright.planner.cost.shards import Groups, ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
 from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost

@@ -15,12 +15,13 @@ from dataclasses import replace
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Recomputation, Strategy
-from shardwright.planner.cost.derivatives import (
+from shardwright.operators.derivatives import (
     base_kind,
     is_view,
     shares_storage,
+    storages,
 )
-from shardwright.planner.cost.kept import KEEPS_INPUT, KEEPS_OUTPUT, saved_tensors
+from shardwright.operators.keeping.kept import KEEPS_INPUT, KEEPS_OUTPUT, saved_tensors
 from shardwright.planner.space.seeds import repeated_blocks
 
 # Besides functions of single elements: what takes one or two passes over its operands.
@@ -122,16 +123,6 @@ def _is_read_again(graph: OperatorGraph, tensor: int, reader: int, stop: int) ->
 def _is_seen_anew(graph: OperatorGraph, index: int) -> bool:
     """Whether an operator's result lies in the memory of what it reads."""
     return shares_storage(graph, graph.operators[index])
-
-
-def storages(graph: OperatorGraph) -> list[int]:
-    """Return, per tensor, the tensor whose storage it shares (itself where it is new)."""
-    storage = list(range(len(graph.tensors)))
-    for operator in graph.operators:
-        if shares_storage(graph, operator):
-            for tensor in operator.outputs:
-                storage[tensor] = storage[operator.inputs[0]]
-    return storage
 
 
 def leaving(graph: OperatorGraph, storage: Sequence[int]) -> set[int]:

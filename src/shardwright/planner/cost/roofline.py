@@ -23,11 +23,8 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.cost.derivatives import OPAQUE, is_view
-from shardwright.planner.cost.fusion import Passing, passing
-from shardwright.planner.cost.kernels import Kernels, kernels_of
-from shardwright.planner.cost.products import (
-    ADDED_FIRST,
+from shardwright.operators.counting.fusion import Passing, passing
+from shardwright.operators.counting.products import (
     ATTENTION,
     HEAVY,
     MATMUL,
@@ -35,11 +32,11 @@ from shardwright.planner.cost.products import (
     Product,
     phase_products,
 )
-from shardwright.planner.cost.rounding import rounding
+from shardwright.operators.counting.rounding import rounding
+from shardwright.operators.counting.work import Shard, work
+from shardwright.operators.derivatives import OPAQUE, is_view
+from shardwright.planner.cost.kernels import Kernels, kernels_of
 from shardwright.planner.cost.software import PROFILES, Software, sustained
-
-Shape = tuple[int, ...]
-Shapes = tuple[Shape, ...]
 
 MEMORY_EFFICIENCY = 0.7
 # Of devices without measured tables: what a large product reaches alone, looked up in this order by
@@ -95,25 +92,6 @@ class Rates:
         if id(graph) not in self.passes:
             self.passes[id(graph)] = (graph, passing(graph, self.software.apart))
         return self.passes[id(graph)][1][index]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """What the roofline needs of one operator shard."""
-
-    kind: str
-    inputs: Shapes
-    outputs: Shapes
-    input_bytes: tuple[int, ...]
-    output_bytes: tuple[int, ...]
-    needs: tuple[bool, ...]
-    saved: int
-    flops: float
-    dtype: str
-    product: Product | None = None
-    passes: Passing | None = None
-    hands_on: bool = False
-    grouped: str = ""
 
 
 def _efficiency(kind: str, device: DeviceKind) -> float:
@@ -203,49 +181,3 @@ def memory_seconds(num_bytes: float, device: DeviceKind) -> float:
     """Return how long so many bytes, read and written together, take to pass the memory."""
     efficiency = 1.0 if device.source == "measured" else MEMORY_EFFICIENCY
     return num_bytes / (efficiency * device.memory_bandwidth)
-
-
-def work(shard: Shard, phase: str) -> tuple[float, float, int]:
-    """Return (flops, bytes moved, kernels started) of a phase."""
-    inputs, outputs = shard.input_bytes, shard.output_bytes
-    if shard.passes is not None:
-        return _fused_work(shard, phase, shard.passes)
-    if phase == "forward":
-        read = _touched(shard.kind, inputs, outputs)
-        written = shard.saved if shard.kind == OPAQUE else 0  # operands and results are among it
-        return shard.flops, float(max(read + sum(outputs), written)), 1
-    wanted = sum(size for size, needed in zip(inputs, shard.needs, strict=True) if needed)
-    traffic = float(sum(outputs) + shard.saved + wanted) * (not shard.hands_on)
-    num_wanted = sum(shard.needs)
-    if shard.kind in ATTENTION:
-        # Scores are computed again: 5 products for the forward's 2.
-        return 2.5 * shard.flops, traffic, 1
-    if shard.kind in HEAVY:
-        # One product per operand whose gradient is wanted (a bias only needs a sum).
-        start = 1 if shard.kind in ADDED_FIRST else 0
-        products = sum(shard.needs[start : start + 2])
-        return products * shard.flops, traffic, max(products, 1)
-    return 2.0 * shard.flops, traffic, 1 if num_wanted else 0
-
-
-def _fused_work(shard: Shard, phase: str, passes: Passing) -> tuple[float, float, int]:
-    """Return the work of one operator in a chain that is one kernel: only its ends are touched."""
-    read = sum(
-        size for size, is_read in zip(shard.input_bytes, passes.inputs, strict=True) if is_read
-    )
-    written = sum(
-        size for size, is_out in zip(shard.output_bytes, passes.outputs, strict=True) if is_out
-    )
-    if phase == "forward":
-        return shard.flops, float(read + written), int(any(passes.outputs))
-    ends = zip(shard.input_bytes, passes.inputs, shard.needs, strict=True)
-    wanted = sum(size for size, is_read, needed in ends if is_read and needed)
-    traffic = float(written + read + wanted) * (not shard.hands_on)
-    return 2.0 * shard.flops, traffic, int(any(passes.inputs))
-
-
-def _touched(kind: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:
-    """Return the input bytes really read: a lookup reads only the rows it returns."""
-    if kind in {"embedding", "gather", "index_select", "index"}:
-        return min(inputs[0], sum(outputs)) + sum(inputs[1:])
-    return sum(inputs)

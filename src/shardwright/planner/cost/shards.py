@@ -6,10 +6,11 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
+from shardwright.operators.counting.products import Shapes
+from shardwright.operators.derivatives import hands_on
 from shardwright.planner.cost.compute import operator_costs
-from shardwright.planner.cost.derivatives import hands_on
 from shardwright.planner.cost.groups import peer_groups
-from shardwright.planner.cost.roofline import Rates, Shapes
+from shardwright.planner.cost.roofline import Rates
 from shardwright.planner.remember import remembered
 
 Groups = list[tuple[tuple[int, ...], int]]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shardwright.core.program import Message
-from shardwright.planner.cost.rounding import Rounding
+from shardwright.operators.counting.rounding import Rounding
 
 # The share of the peak that products reach in a running step however well they fit, by a part of the
 # device's name. The power limit sets it: alone, one product runs at clocks that a step cannot hold.

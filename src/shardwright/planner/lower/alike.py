@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from shardwright.core.graph import Block, OperatorGraph
-from shardwright.planner.cost.derivatives import base_kind
-from shardwright.planner.space.samples import Samples, State
+from shardwright.operators.derivatives import base_kind
+from shardwright.operators.splitting.samples import Samples, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shardwright.core.joining import joined
 from shardwright.core.program import STATES, Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy, crews_of, sorts_of_devices
-from shardwright.planner.cost.backward import is_weight
+from shardwright.operators.keeping.backward import is_weight
 from shardwright.planner.lower.builder import WIDE, ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
 from shardwright.planner.lower.finish import joined_bytes

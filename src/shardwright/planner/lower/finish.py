@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.core.program import Segment
-from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
+from shardwright.operators.keeping.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.builder import Finished, ProgramBuilder
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from shardwright.core.graph import Block, Operator, OperatorGraph, TensorSpec
 from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.outline import REACH, Ints, Outline, Stretch
 from shardwright.planner.space.legal import check_pipeline
-from shardwright.planner.space.samples import Samples
 
 # So many blocks of a run remain, the copied one in the middle: it and all within its reach are looked at, on either
 # side of those left out. Fewer than this share of all blocks must remain, or it is not worth the trouble.

@@ -15,9 +15,9 @@ from dataclasses import replace
 from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.core.layout import PARTIAL
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting.iteration import Iteration
+from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.space.configs import Pair, Placements, placements
-from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.samples import Samples
 
 
 def place(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.operators.splitting.iteration import Iteration
+from shardwright.operators.splitting.samples import Samples, State
 from shardwright.planner.lower.alike import Alike, Surroundings, alike_blocks, surroundings
-from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.legal import depend_on_parameters
-from shardwright.planner.space.samples import Samples, State
 
 
 class Ground:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.lower.alike import Surroundings
 from shardwright.planner.lower.flushless import flushless
 from shardwright.planner.lower.gradients import hands_on, let_through
@@ -28,7 +29,6 @@ from shardwright.planner.lower.records import Record
 from shardwright.planner.remember import KEPT
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.legal import check_pipeline
-from shardwright.planner.space.samples import Samples
 
 Known = list[list[Record]]  # by block, the last used first
 

@@ -17,6 +17,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope
 from shardwright.core.strategy import Strategy
+from shardwright.operators.splitting.samples import Samples, State, find_samples
 from shardwright.planner.lower.alike import is_cut
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import Prefetched
@@ -41,7 +42,6 @@ from shardwright.planner.space.legal import (
     check_strategy,
     meshes_of_operators,
 )
-from shardwright.planner.space.samples import Samples, State, find_samples
 
 # Steps that touch all parameters, each alone, and the messages that bring these to rest: blocks, and theirs.
 Epilogue = tuple[list[Rows], tuple[list[int], list[list[Rows]]]]

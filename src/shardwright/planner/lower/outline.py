@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.space.samples import Samples
+from shardwright.operators.splitting.samples import Samples
 
 Ints = NDArray[np.int64]
 # A block that reads, or is read by, blocks further away than this is not left out. Whoever leaves blocks out

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shardwright.planner.cost.memory import SegmentMemory
+from shardwright.operators.keeping.memory import SegmentMemory
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.stage import Entry
 

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.lower.fold import Folder, Short
 from shardwright.planner.lower.outline import REACH
-from shardwright.planner.space.samples import Samples
 from shardwright.planner.space.seeds import (
     TooFewBlocks,
     balanced_stages,

@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape
-from shardwright.planner.cost.compute import has_backward
+from shardwright.operators.counting.work import has_backward
 from shardwright.planner.model.flows import Flow
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.terms import (

@@ -15,8 +15,8 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.strategy import Mesh
+from shardwright.operators.splitting.samples import batch_size
 from shardwright.planner.model.context import Context
-from shardwright.planner.space.samples import batch_size
 
 # A tensor axis beyond one host pays for every operator on the slow links; small clusters may try,
 # and others where little else helps (``free_axes``).

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shardwright.core.strategy import Mesh
+from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.space import choices
-from shardwright.planner.space.iteration import PLUS
 
 Dims = tuple[str, ...]
 

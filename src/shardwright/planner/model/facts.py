@@ -8,6 +8,9 @@ from typing import Literal
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.halo import extended_shape
 from shardwright.core.layout import local_shape
+from shardwright.operators.splitting import find_samples
+from shardwright.operators.splitting.iteration import PLUS, Iteration
+from shardwright.operators.splitting.samples import State
 from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
 from shardwright.planner.lower.fold import Folder
 from shardwright.planner.lower.gradients import hands_on
@@ -17,10 +20,8 @@ from shardwright.planner.model.flows import Flow, find_flows, find_passing
 from shardwright.planner.model.saves import find_saves
 from shardwright.planner.model.ties import Ties, tie_blocks
 from shardwright.planner.remember import remembered
-from shardwright.planner.space import find_samples, placements
+from shardwright.planner.space import placements
 from shardwright.planner.space.configs import Placements
-from shardwright.planner.space.iteration import PLUS, Iteration
-from shardwright.planner.space.samples import State
 from shardwright.planner.space.seeds import data_dims
 
 Shape = tuple[int, ...]

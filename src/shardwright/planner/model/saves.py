@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.cost.derivatives import ExtraBytes
-from shardwright.planner.cost.kept import saved_tensors
-from shardwright.planner.cost.recomputation import storages
+from shardwright.operators.derivatives import ExtraBytes, storages
+from shardwright.operators.keeping.kept import saved_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

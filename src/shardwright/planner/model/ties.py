@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.core.graph import Block, OperatorGraph
-from shardwright.planner.space.samples import Samples
+from shardwright.operators.splitting.samples import Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

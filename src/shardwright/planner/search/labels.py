@@ -11,12 +11,12 @@ from shardwright.core.compression import SPARSE
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import GradientSync, Mesh, Strategy
+from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.parameters import KEEPS
 from shardwright.planner.model.problem import Problem
-from shardwright.planner.space.iteration import PLUS
 
 Assignments = tuple[tuple[int, ...], ...]
 Placed = tuple[int, tuple[str, ...]]  # an operator, and what splits it, axis by axis

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from shardwright.core.halo import Halo, Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
-from shardwright.planner.space.iteration import PLUS, Dim, Iteration, pieces_by_dim
+from shardwright.operators.splitting.iteration import PLUS, Dim, Iteration, pieces_by_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.space.iteration import Iteration
+from shardwright.operators.splitting.iteration import Iteration
 
 PRODUCTS = frozenset({"aten.einsum.default", "aten.bmm.default", "aten.matmul.default"})
 

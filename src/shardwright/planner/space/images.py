@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardwright.core.graph import OperatorGraph, TensorSpec
-from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.operators.splitting.iteration import PLUS, Iteration
 
 IMAGE_RANK = 4
 

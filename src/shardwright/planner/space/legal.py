@@ -15,10 +15,10 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.legality import check_against, check_alone, divisors, numbers
 from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
 from shardwright.errors import InputError
+from shardwright.operators.splitting.iteration import PLUS, Dim, Iteration, pieces_by_dim
+from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.space.configs import is_choice, placements
-from shardwright.planner.space.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.planner.space.lying import summed_over
-from shardwright.planner.space.samples import Samples
 
 
 def check_strategy(

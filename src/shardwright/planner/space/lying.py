@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.strategy import OperatorConfig
+from shardwright.operators.splitting import iterate
+from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.space.configs import placements
-from shardwright.planner.space.rules import iterate
-from shardwright.planner.space.samples import Samples
 
 
 def made_as(graph: OperatorGraph, tensor: int, configs: Sequence[OperatorConfig]) -> Layout:

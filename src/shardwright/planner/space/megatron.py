@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.core.vocabulary import LOG_SUMS, LOSS
-from shardwright.planner.space.iteration import PLUS, Iteration
-from shardwright.planner.space.samples import Samples, State
+from shardwright.operators.splitting.iteration import PLUS, Iteration
+from shardwright.operators.splitting.samples import Samples, State
 
 VIEWS_OF_WEIGHTS = frozenset(
     {"aten.transpose.int", "aten.t.default", "aten.numpy_T.default", "aten.slice.Tensor"}

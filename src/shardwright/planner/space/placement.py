@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh, OperatorConfig, Pipeline, Strategy
-from shardwright.planner.space.iteration import PLUS
+from shardwright.operators.splitting import iterate
+from shardwright.operators.splitting.iteration import PLUS
+from shardwright.operators.splitting.samples import Samples, find_samples
 from shardwright.planner.space.lying import summed_over
-from shardwright.planner.space.rules import iterate
-from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
 

@@ -25,14 +25,14 @@ from shardwright.core.strategy import (
     Precision,
     Strategy,
 )
+from shardwright.operators.splitting.iteration import PLUS, Iteration
+from shardwright.operators.splitting.samples import Samples, State, find_samples
 from shardwright.planner.space.configs import choices, is_choice
 from shardwright.planner.space.experts import expert_dims, inner_dims
 from shardwright.planner.space.images import follow, spatial_dims
-from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.megatron import megatron_dims
 from shardwright.planner.space.rest import shard_further
-from shardwright.planner.space.samples import Samples, State, find_samples
 
 Shape = tuple[int, ...]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
+from shardwright.operators.counting.work import whole_flops
 from shardwright.runtime.capture import operators as own
 from shardwright.runtime.capture.blocks import cut_blocks, find_units
-from shardwright.runtime.capture.flops import count_flops
 from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.capture.lying import CONVOLUTIONS, copied_operands, order_of_images
 from shardwright.runtime.capture.record import (
@@ -142,9 +142,9 @@ def assemble(
             spec = describe(value, label, position)
             tensors.append(replace(spec, needs_gradient=spec.needs_gradient and value in reached))
         operator, call = _operator(record, index_of)
-        shapes = [tensors[index].shape for index in operator.inputs]
-        made = [tensors[index].shape for index in operator.outputs]
-        flops = count_flops(operator.kind, shapes, made, dict(operator.attributes))
+        shapes = tuple(tensors[index].shape for index in operator.inputs)
+        made = tuple(tensors[index].shape for index in operator.outputs)
+        flops = whole_flops(operator, shapes, made)
         if isinstance(record.target, Opaque):
             work = record.target.work_of(shapes)
             flops += work.flops

@@ -37,7 +37,7 @@ def capture_decoder(shape: Decoder, global_batch: int, precision: str) -> Operat
 
 
 def _with_kernels(graph: OperatorGraph, shape: Decoder) -> OperatorGraph:
-    """Note which kernels run where memory depends on it (``planner.cost.kept``)."""
+    """Note which kernels run where memory depends on it (``operators.keeping.kept``)."""
     kernel_of = {
         "shardwright.vocabulary_cross_entropy_sum": shape.loss,
         "aten.einsum.default": shape.grouped if shape.experts else "",

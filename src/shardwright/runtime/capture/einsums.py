@@ -3,8 +3,9 @@ for backward, and splits by itself."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+
+from shardwright.operators.equation import sides
 
 
 def in_pairs(
@@ -18,7 +19,7 @@ def in_pairs(
     """
     if count < 3 or "." in equation:
         return None
-    left, made = _sides(equation)
+    left, made = sides(equation)
     order = (made + "".join(sorted(set("".join(left)) - set(made)))).index
     pairs: list[tuple[int, int, str]] = []
     while len(left) > 1:
@@ -29,14 +30,6 @@ def in_pairs(
         pairs.append((one, two, f"{first},{second}->{inside}"))
         left.insert(len(left) if path else 0, inside)
     return pairs
-
-
-def _sides(equation: str) -> tuple[list[str], str]:
-    """Return the dims of the operands and of the result, which are those named once where none are given."""
-    read, arrow, made = equation.replace(" ", "").partition("->")
-    letters = Counter(read.replace(",", ""))
-    once = "".join(sorted(one for one in letters if letters[one] == 1))
-    return read.split(","), made if arrow else once
 
 
 def _between(first: str, second: str, wanted: set[str], order: Callable[[str], int]) -> str:

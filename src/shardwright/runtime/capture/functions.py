@@ -36,7 +36,14 @@ from shardwright.runtime.capture.gradients import (
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
 from shardwright.runtime.capture.recomputing import no_checkpoints
 from shardwright.runtime.capture.record import Slot, Unsupported, aten
-from shardwright.runtime.capture.rowwise import MOST_ELEMENTS, Given, is_linear, rows_of
+from shardwright.runtime.capture.rowwise import (
+    MOST_ELEMENTS,
+    Change,
+    Given,
+    adds_up,
+    is_linear,
+    rows_of,
+)
 from shardwright.runtime.engine import run_backward
 
 Function: Any = torch.autograd.Function
@@ -335,34 +342,16 @@ def _is_pointwise(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
 
 
 def _is_linear(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
-    """Whether the gradients that backward makes of a sum are the sums of those it makes of its terms: in float64
-    where it runs in that, since in what rounds to fewer digits a clamp may look like rounding."""
+    """Whether backward is linear: in float64 where it runs in that, since in what rounds to fewer digits a clamp may
+    look like rounding."""
+
+    def back(change: Change, dtype: torch.dtype | None) -> Sequence[Tensor | None]:
+        small = _small(leaves, (2, 3), dtype)
+        return _differentiated(cls, small, given, lambda one: change(one).to(one))[1]
+
     with contextlib.suppress(Exception):  # whatever it wants of its arguments
-        return _adds_up(cls, leaves, given, torch.float64)
-    return _adds_up(cls, leaves, given, None)
-
-
-def _adds_up(cls: Any, leaves: Sequence[Any], given: Any, dtype: torch.dtype | None) -> bool:
-    """Whether a sum's gradients are sums, of floating tensors in a dtype, None for their own."""
-
-    def back(*powers: int) -> Sequence[Tensor | None]:
-        def gradient(result: Tensor) -> Tensor:
-            steps = torch.linspace(-10, 20, result.numel(), dtype=torch.float64)
-            terms = torch.stack([steps.reshape(result.shape) ** power for power in powers])
-            return terms.sum(0).to(result)
-
-        return _differentiated(cls, _small(leaves, (2, 3), dtype), given, gradient)[1]
-
-    return all(
-        (one + other - both).abs().max() <= _rounding(both) * both.abs().max()
-        for one, other, both in zip(back(1), back(3), back(1, 3), strict=True)
-        if one is not None and other is not None and both is not None
-    )
-
-
-def _rounding(gradient: Tensor) -> float:
-    """Return how far apart rounding may take what is equal: never as far as a clamp does."""
-    return min(1000 * torch.finfo(gradient.dtype).eps, 0.1)
+        return adds_up(partial(back, dtype=torch.float64))
+    return adds_up(partial(back, dtype=None))
 
 
 def _operators_of(cls: Any, leaves: Sequence[Any], given: Any, sizes: tuple[int, int]) -> list[Any]:

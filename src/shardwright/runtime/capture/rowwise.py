@@ -11,7 +11,7 @@ given, drawn and one-sided rows (all alike, so that one expert gets everything):
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -30,6 +30,9 @@ from shardwright.runtime.randomness import WithoutDropout
 
 MOST_ELEMENTS = 1 << 24  # of arguments: larger ones are not tried
 MOST_LINES = 4  # that ask whether any row, or none, is there
+
+
+Change = Callable[[Tensor], Tensor]  # a result's gradient, made of the result
 
 
 @dataclass(frozen=True)
@@ -130,21 +133,38 @@ def rows_of(given: Given) -> tuple[int, ...]:
 
 
 def is_linear(given: Given) -> bool:
-    """Whether the gradients of a sum are the sums of those of its terms."""
+    """Whether the gradients of a call's tensors are linear in those of its results."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = given(given.tensors, given.state)
-        one, other = ([10 * torch.randn(y.shape, dtype=torch.float64) for y in made] for _ in "ab")
-        both = [a + b for a, b in zip(one, other, strict=True)]
-        found = [
-            _differentiated(given, given.tensors, weights)[1] for weights in (one, other, both)
-        ]
-    sums = [a + b for a, b in zip(*found[:2], strict=True)]
-    return _alike(sums, found[2], 1e-9 if _is_wide(given) else 1e-4)
+        return adds_up(
+            lambda change: _differentiated(given, given.tensors, list(map(change, made)))[1]
+        )
 
 
-def _is_wide(given: Given) -> bool:
-    return all(one.dtype == torch.float64 for one in given.tensors if one.is_floating_point())
+def adds_up(back: Callable[[Change], Sequence[Tensor | None]]) -> bool:
+    """Whether the gradients that ``back`` makes of a sum are the sums of those it makes of its terms; it is told what
+    the gradient of each result is."""
+
+    def powers(*those: int) -> Change:
+        def gradient(result: Tensor) -> Tensor:
+            draws = torch.Generator().manual_seed(0)
+            drawn = 10 * torch.randn(result.shape, generator=draws, dtype=torch.float64)
+            return torch.stack([drawn**power for power in those]).sum(0)
+
+        return gradient
+
+    found = zip(back(powers(1)), back(powers(3)), back(powers(1, 3)), strict=True)
+    return all(
+        _alike([one + other], [both], _rounding(both))
+        for one, other, both in found
+        if one is not None and other is not None and both is not None
+    )
+
+
+def _rounding(gradient: Tensor) -> float:
+    """Return how far apart rounding may take what is equal: never as far as a clamp does."""
+    return min(max(1000 * torch.finfo(gradient.dtype).eps, 1e-9), 0.1)
 
 
 def _rows_of(given: Given) -> tuple[int, ...]:

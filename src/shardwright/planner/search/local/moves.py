@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.strategy import OperatorConfig, ParameterConfig, Strategy
+from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.domains import work_seconds
 from shardwright.planner.space.configs import choices
-from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.rest import shard_further
 
 Dims = tuple[str, ...]

@@ -1,0 +1,1 @@
+"""What operators hold: bytes that autograd keeps until backward, and those needed for a moment."""
