@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from random import random as tossed
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.space import Seed, find_samples, seed_strategy
+from shardwright.operators.splitting import find_samples
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
@@ -26,6 +28,7 @@ SKIPS: dict[str, Callable[[int, float, Tensor], object]] = {
     "an item": lambda _i, p, _d: not torch.rand(1).item() > p,
     "drawn before": lambda i, p, drawn: not drawn[i] > p,
     "Python's": lambda _i, p, _d: random.uniform(0, 1) < p,
+    "Python's, by another name": lambda _i, p, _d: tossed() < p,
     "NumPy's": lambda _i, p, _d: np.random.random() < p,
 }
 
@@ -77,6 +80,37 @@ class Noisy(nn.Module):
         return F.cross_entropy(self.head(x + self.seen), y)
 
 
+class Translating(nn.Module):
+    """Reads what was right, or what it said itself last, by chance: once for all, or at every step."""
+
+    def __init__(self, p: float, steps: bool) -> None:
+        super().__init__()
+        self.words, self.cell, self.head = (
+            nn.Embedding(6, WIDTH), nn.GRUCell(WIDTH, WIDTH), nn.Linear(WIDTH, 6),
+        )  # fmt: skip
+        self.p, self.steps = p, steps
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h, word, scores = x, y[:, 0], []
+        if not self.steps:
+            is_forced = random.random() < self.p
+            for place in range(1, y.shape[1]):
+                h = self.cell(self.words(word), h)
+                scores.append(self.head(h))
+                if is_forced:
+                    word = y[:, place]
+                else:
+                    word = scores[-1].topk(1)[1].squeeze(-1).detach()
+        else:
+            for place in range(1, y.shape[1]):
+                h = self.cell(self.words(word), h)
+                scores.append(self.head(h))
+                is_forced = random.random() < self.p
+                word = y[:, place] if is_forced else scores[-1].argmax(1)
+        made = torch.stack(scores, 1)
+        return F.cross_entropy(made.flatten(0, 1), y[:, 1:].flatten())
+
+
 def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD([one for _, one in named], lr=0.1)
 
@@ -116,6 +150,27 @@ def test_all_ranks_leave_out_the_same_layers() -> None:
     )
     for run in others:
         assert_close(run, alone, "the same draws")
+
+
+@pytest.mark.parametrize("steps", [True, False])
+@pytest.mark.parametrize("p", [SELDOM, 0.5, 1 - SELDOM])
+def test_a_decoder_that_is_forced_by_chance_trains_as_it_is_written(p: float, steps: bool) -> None:
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        batch = {"x": torch.randn(4, WIDTH).double(), "y": torch.randint(6, (4, 5))}
+        return Translating(p, steps).double(), batch
+
+    module, batch = build()
+    captured = capture(module, batch)
+    assert not opaque(captured)
+    strategy = seed_strategy(captured.graph, Seed(data=2))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    if p == 0.5:
+        alone = seed_strategy(captured.graph, Seed())
+        plain = train_rehearsed(captured, alone, module, batch, sgd)[0][0]
+    else:
+        plain = train_plain(build, sgd)
+    assert_close(runs[0], plain, "forced")
 
 
 def test_what_is_no_layer_may_be_left_out_too() -> None:

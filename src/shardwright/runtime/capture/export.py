@@ -53,7 +53,7 @@ from shardwright.runtime.capture.record import Recorder, Unsupported, Value, ate
 from shardwright.runtime.capture.repeated import repeat_layers
 from shardwright.runtime.capture.replacing import call_whole, opaque_modules
 from shardwright.runtime.capture.rows import keep_dims
-from shardwright.runtime.capture.skipping import Skips, entering, find_skips
+from shardwright.runtime.capture.skipping import Skips, find_skips
 from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
 from shardwright.runtime.capture.streams import equal_layers
@@ -150,7 +150,7 @@ def _find_skips(job: _Job) -> Skips | None:
         with clean_memos(job.module), exporting(), unchecked_values(), job.mode:
             return job.wrapper(**job.arguments)
 
-    return find_skips(entering(job.wrapper, job.arguments), run)
+    return find_skips(job.wrapper, job.arguments, run)
 
 
 class _Frozen(Exception):

@@ -2,9 +2,9 @@
 
 ``if torch.rand([]) < p: continue`` asks for a truth that a trace does not know. So forward runs without values, once
 with each such question answered yes and once no, and every call of torch is written down by where its tensors come from.
-Where one answer only leaves out calls right behind the question, and all that follows is the same but for tensors
-that these replace, the graph does without the question: it always makes these calls, and takes
-``where(drawn, the one, the other)``. What is left out has gradients of zeros then, where PyTorch has none.
+Where the answer only decides which calls are made right behind the question, none or some others, and all that follows
+is the same but for tensors that these make, the graph does without the question: it makes the calls of both answers, and
+takes ``where(drawn, the one, the other)``. What is left out has gradients of zeros then, where PyTorch has none.
 Two more runs, that skip every other time, say which of what earlier questions left is taken.
 """
 
@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture.layers import Unclear
+from shardwright.runtime.capture.memos import homes
 from shardwright.runtime.capture.places import is_models_frame, running_line
 
 _DRAWS = frozenset({"rand", "uniform_", "bernoulli_", "bernoulli", "rand_like", "randn", "normal_"})
@@ -36,19 +37,33 @@ _PLAIN = (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.
 # Functions of Python and NumPy that draw a number between 0 and 1, or two bounds.
 _NUMBERS = ((random, ("random", "uniform")), (np.random, ("random", "rand", "uniform")))
 
+# A call's place: its number where nothing is left out, or of which question and which of the calls made instead.
+Place = int | tuple[int, int]
 # A tensor's name: a parameter's or an input's own, or as which result of which call it was made.
-Name = str | tuple[int, int]
+Name = str | tuple[Place, int]
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: Name
+
+    def at(self, places: Sequence[Place]) -> _Named:
+        """Return what it is called where the calls of a run have those places."""
+        name: Any = self.name
+        return self if isinstance(name, str) else _Named((places[name[0]], name[1]))
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Calls that may be left out, behind a question on a line. ``instead`` says of each of their results that is read
-    later what is read where they are left out; ``written`` are the buffers that they write."""
+    """Calls that may be left out, behind a question on a line, for others at ``places``. ``instead`` says of each of their
+    results that is read later what is read where they are left out; ``written`` are the buffers that they write."""
 
     calls: range
     line: str
+    places: tuple[Place, ...] = ()
     written: tuple[str, ...] = ()
     instead: dict[Name, Name] = field(default_factory=dict[Name, Name])
+    others: list[Any] = field(default_factory=list[Any])
 
     def makes(self, name: Name) -> bool:
         """Whether a tensor is made by these calls."""
@@ -159,6 +174,7 @@ class _Written(_Calls):
         super().__init__(named)
         self.answer = answer
         self.said: list[list[Any]] = []
+        self.given: list[Any] = []  # the same with their arguments' form
         self.questions: list[tuple[int, str]] = []
         self.writes: list[tuple[int, int]] = []  # by which call which memory is written
         self.owners = {_memory(tensor): name for name, tensor in named.items()}
@@ -185,6 +201,7 @@ class _Written(_Calls):
     def note(self, func: Any, *arguments: Any) -> None:
         """Write a call so that it is equal to another only where both mean the same."""
         self.said.append([func, *map(self._said, pytree.tree_leaves(arguments))])
+        self.given.append((func, pytree.tree_map_only(Tensor, self._said, arguments)))
 
     def _said(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -204,28 +221,22 @@ class _Written(_Calls):
         return [range(*ends) for ends in zip(starts, stops, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Named:
-    name: Name
-
-    def at(self, places: Sequence[int]) -> _Named:
-        """Return what it is called where call by call has those places."""
-        return self if isinstance(self.name, str) else _Named((places[self.name[0]], self.name[1]))
-
-
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def find_skips(named: Mapping[str, Tensor], run: Callable[[], Any]) -> Skips | None:
+def find_skips(
+    module: nn.Module, batch: Mapping[str, Tensor], run: Callable[[], Any]
+) -> Skips | None:
     """Return what a forward without values leaves out at random; None where nothing, or not so that it can be told.
 
-    ``named`` are its parameters, buffers and inputs; ``run`` calls it, five times at most.
+    ``run`` calls it on the batch, four times at most.
     """
+    named = entering(module, batch)
 
     def written(answer: Callable[[int], bool]) -> _Written:
         calls = _Written(named, answer)
-        with calls, drawn_numbers():
+        with calls, drawn_numbers(module):
             result = run()
         calls.note("result", result)
         return calls
@@ -248,19 +259,44 @@ def find_skips(named: Mapping[str, Tensor], run: Callable[[], Any]) -> Skips | N
 
 
 def _skips(whole: _Written, least: _Written) -> list[Skip]:
-    """Return how many calls behind each question are left out, where leaving them out is all there is to it."""
+    """Return how many calls behind each question are left out for how many others."""
     if len(whole.questions) != len(least.questions):
         raise Unclear
     pairs = zip(whole.pieces, least.pieces, whole.questions, strict=True)
     found = list[Skip]()
     for every, few, (_, line) in pairs:
-        calls = range(every.start, every.stop - len(few))
-        touched = {memory for call, memory in whole.writes if call in calls}
-        touched = {one for one in touched if whole.memories[one] not in calls}
-        if not touched <= whole.owners.keys():
+        same = _ending_alike(whole.said[every.start : every.stop], least.said[few.start : few.stop])
+        calls, others = range(every.start, every.stop - same), range(few.start, few.stop - same)
+        if _touched(least, others):
             raise Unclear
-        found.append(Skip(calls, line, tuple(sorted(whole.owners[one] for one in touched))))
+        written = tuple(sorted(_touched(whole, calls)))
+        places = tuple((len(found), other) for other in range(len(others)))
+        found.append(Skip(calls, line, places, written))
     return found
+
+
+def _touched(run: _Written, calls: range) -> set[str]:
+    """Return the buffers that calls write; raises Unclear where they write something else that others see."""
+    memories = {one for call, one in run.writes if call in calls}
+    seen = {one for one in memories if run.memories[one] not in calls}
+    if not seen <= run.owners.keys():
+        raise Unclear
+    return {run.owners[one] for one in seen}
+
+
+def _ending_alike(one: Sequence[list[Any]], other: Sequence[list[Any]]) -> int:
+    """Return with how many calls that differ in nothing but what was made before them two pieces end."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: _alike(*pair), pairs))
+
+
+def _alike(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(_may_be, one, other))
+
+
+def _may_be(one: Any, other: Any) -> bool:
+    both = isinstance(one, _Named) and isinstance(other, _Named)
+    return one == other or (both and not isinstance(one.name, str))
 
 
 def _compare(
@@ -268,13 +304,42 @@ def _compare(
 ) -> None:
     """Learn what some calls read where the whole reads what is left out; raises Unclear where they differ else."""
     absent = [one for number, one in enumerate(skips) if is_left(number)]
-    gone = set(itertools.chain.from_iterable(one.calls for one in absent))
-    places = [call for call in range(len(whole.said)) if call not in gone]
+    places = _places(skips, len(whole.said), is_left)
     if len(places) != len(some.said):
         raise Unclear
-    for call, others in zip(places, some.said, strict=True):
-        for one, other in zip(whole.said[call], others, strict=True):
+    for call, (place, said) in enumerate(zip(places, some.said, strict=True)):
+        if isinstance(place, int):
+            own = whole.said[place]
+        else:
+            own = _other(whole, some, skips[place[0]].others, call, places)
+        for one, other in zip(own, said, strict=True):
             _meet(whole, absent, one, other.at(places) if isinstance(other, _Named) else other)
+
+
+def _places(skips: Sequence[Skip], count: int, is_left: Callable[[int], bool]) -> list[Place]:
+    """Return which calls a run makes that leaves out some."""
+    places, reached = list[Place](), 0
+    for number, skip in enumerate(skips):
+        places += range(reached, skip.calls.start)
+        reached = skip.calls.start
+        if is_left(number):
+            places += skip.places
+            reached = skip.calls.stop
+    return [*places, *range(reached, count)]
+
+
+def _other(
+    whole: _Written, some: _Written, known: list[Any], call: int, places: Sequence[Place]
+) -> list[Any]:
+    """Return a call that is made instead of those left out; where it is met first, learn it."""
+    place: Any = places[call]
+    if place[1] == len(known):
+        given = pytree.tree_map_only(_Named, lambda one: one.at(places), some.given[call])
+        said = [one.at(places) if isinstance(one, _Named) else one for one in some.said[call]]
+        known.append((given, said))
+        made = [(name, one) for name, one in some.tensors.items() if name[0] == call]
+        whole.tensors.update({(place, name[1]): one for name, one in made})  # type: ignore[misc]
+    return known[place[1]][1]
 
 
 def _meet(whole: _Written, absent: Sequence[Skip], one: Any, other: Any) -> None:
@@ -329,11 +394,22 @@ class _Chosen(_Calls):
     def _now(self, tensor: Tensor) -> Tensor:
         return self.instead.get(id(tensor), tensor)
 
+    def _make_others(self, skip: Skip) -> None:
+        """Make the calls that would have been made instead."""
+        for place, ((func, given), _) in zip(skip.places, skip.others, strict=True):
+            args, kwargs = pytree.tree_map_only(_Named, self._called, given)
+            for number, one in enumerate(_tensors(func(*args, **kwargs))):
+                self.tensors[place, number] = one
+
+    def _called(self, one: _Named) -> Tensor:
+        return self._now(self.tensors[one.name])
+
     def _choose(self, skip: Skip, is_so: Tensor, before: Mapping[str, Tensor]) -> None:
         def one_of(made: Tensor, other: Tensor) -> Tensor:
             first, second = (made, other) if self.skips.answer else (other, made)
             return torch.where(is_so, first, second)
 
+        self._make_others(skip)
         for name, other in skip.instead.items():
             made = self.tensors[name]
             self.instead[id(made)] = one_of(made, self._now(self.tensors[other]))
@@ -353,21 +429,26 @@ def chosen(skips: Skips | None, module: nn.Module, batch: Mapping[str, Tensor]) 
     if skips is None:
         yield
         return
-    with _Chosen(entering(module, batch), skips), drawn_numbers():
+    with _Chosen(entering(module, batch), skips) as calls, drawn_numbers(module):
         yield
+    if calls.waiting or calls.begun:
+        raise Unclear
 
 
 @contextlib.contextmanager
-def drawn_numbers() -> Iterator[None]:
-    """Let numbers that a model draws by Python or NumPy be drawn by torch."""
-    before = [(home, name, getattr(home, name)) for home, names in _NUMBERS for name in names]
+def drawn_numbers(module: nn.Module) -> Iterator[None]:
+    """Let numbers that a model draws by Python or NumPy be drawn by torch, by whatever name its files know how."""
+    plain = [(home, name, getattr(home, name)) for home, names in _NUMBERS for name in names]
+    known = {id(draw) for _, _, draw in plain}
+    files = [(home, *item) for home in homes(module) for item in vars(home).items()]
+    plain += [one for one in files if id(one[2]) in known]
     try:
-        for home, name, plain in before:
-            setattr(home, name, functools.partial(_draw, plain))
+        for home, name, draw in plain:
+            setattr(home, name, functools.partial(_draw, draw))
         yield
     finally:
-        for home, name, plain in before:
-            setattr(home, name, plain)
+        for home, name, draw in plain:
+            setattr(home, name, draw)
 
 
 def _draw(plain: Callable[..., Any], *bounds: Any, **others: Any) -> Any:
