@@ -24,6 +24,7 @@ from shardwright.runtime.capture.adaptive import adaptive_notes
 from shardwright.runtime.capture.assemble import Captured, Results, assemble, live_records
 from shardwright.runtime.capture.checks import unchecked_values
 from shardwright.runtime.capture.counting import Answering, Flops, Work
+from shardwright.runtime.capture.drawing import drawn_numbers
 from shardwright.runtime.capture.entries import PREFIX, Entries
 from shardwright.runtime.capture.frugal import uncollected
 from shardwright.runtime.capture.functions import custom_gradients
@@ -206,7 +207,8 @@ class _Job:
     def seen(self) -> Observation | None:
         """What a run shows of the model, None where it cannot be run here."""
         try:
-            return observe(self.module, self.named, self.dtype)
+            with drawn_numbers(self.module if self.skips else None):
+                return observe(self.module, self.named, self.dtype)
         except Unsupported:
             pass
         except CaptureError as error:  # some kernel may have no such precision

@@ -11,31 +11,26 @@ Two more runs, that skip every other time, say which of what earlier questions l
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from shardwright.runtime.capture.drawing import drawn_numbers
 from shardwright.runtime.capture.layers import Unclear
-from shardwright.runtime.capture.memos import homes
-from shardwright.runtime.capture.places import is_models_frame, running_line
+from shardwright.runtime.capture.places import running_line
 
 _DRAWS = frozenset({"rand", "uniform_", "bernoulli_", "bernoulli", "rand_like", "randn", "normal_"})
 _COUNTING = frozenset({"batch_norm", "instance_norm"})  # write the statistics that they are given
 _PASSES = frozenset({"reshape", "__getitem__"})
 _COMPARES = {"lt": True, "le": True, "gt": False, "ge": False}  # whether with what is larger
 _PLAIN = (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.device)
-# Functions of Python and NumPy that draw a number between 0 and 1, or two bounds.
-_NUMBERS = ((random, ("random", "uniform")), (np.random, ("random", "rand", "uniform")))
+
 
 # A call's place: its number where nothing is left out, or of which question and which of the calls made instead.
 Place = int | tuple[int, int]
@@ -82,8 +77,8 @@ class Skips:
         """What a user should know."""
         lines = ", ".join(dict.fromkeys(one.line for one in self.each))
         return lines and (
-            f"what is skipped at random at {lines} is computed all the same and then left out: "
-            "its gradients are zeros, where PyTorch has none"
+            f"what chance decides at {lines} is computed either way, and one of both is taken: "
+            "gradients of the other are zeros, where PyTorch has none"
         )
 
 
@@ -108,6 +103,9 @@ class _Calls(TorchFunctionMode):
         """Make a call."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Forget a call that only asked how a tensor looks."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See a call."""
         del types
@@ -118,6 +116,11 @@ class _Calls(TorchFunctionMode):
         if is_drawn and name == "item":
             func, name, args = torch.reshape, "reshape", (*args, ())
         result = self.made(func, args, kwargs)
+        if result is not None and not _tensors(
+            result
+        ):  # a shape, which may be asked for by one run only
+            self.forget()
+            return result
         self._name(_tensors(result), is_anew=_writes(name, kwargs))
         if is_drawn and isinstance(result, Tensor):
             self.drawn.add(id(result))
@@ -197,6 +200,11 @@ class _Written(_Calls):
         for one in _tensors((args, kwargs, result)):
             self.memories.setdefault(_memory(one), self.count)
         return result
+
+    def forget(self) -> None:
+        """Write nothing of the last call."""
+        self.said.pop()
+        self.given.pop()
 
     def note(self, func: Any, *arguments: Any) -> None:
         """Write a call so that it is equal to another only where both mean the same."""
@@ -433,26 +441,3 @@ def chosen(skips: Skips | None, module: nn.Module, batch: Mapping[str, Tensor]) 
         yield
     if calls.waiting or calls.begun:
         raise Unclear
-
-
-@contextlib.contextmanager
-def drawn_numbers(module: nn.Module) -> Iterator[None]:
-    """Let numbers that a model draws by Python or NumPy be drawn by torch, by whatever name its files know how."""
-    plain = [(home, name, getattr(home, name)) for home, names in _NUMBERS for name in names]
-    known = {id(draw) for _, _, draw in plain}
-    files = [(home, *item) for home in homes(module) for item in vars(home).items()]
-    plain += [one for one in files if id(one[2]) in known]
-    try:
-        for home, name, draw in plain:
-            setattr(home, name, functools.partial(_draw, draw))
-        yield
-    finally:
-        for home, name, draw in plain:
-            setattr(home, name, draw)
-
-
-def _draw(plain: Callable[..., Any], *bounds: Any, **others: Any) -> Any:
-    if others or len(bounds) not in (0, 2) or not is_models_frame(sys._getframe(1)):
-        return plain(*bounds, **others)
-    drawn = torch.rand((), dtype=torch.float64)
-    return drawn if bounds in ((), (0, 1)) else bounds[0] + (bounds[1] - bounds[0]) * drawn
