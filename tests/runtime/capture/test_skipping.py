@@ -111,6 +111,25 @@ class Translating(nn.Module):
         return F.cross_entropy(made.flatten(0, 1), y[:, 1:].flatten())
 
 
+class Guessing(nn.Module):
+    """Reads a first guess of its own, made without gradients, by chance, and zeros else."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.linear, self.p = nn.Linear(2 * WIDTH, WIDTH), p
+
+    def guess(self, x: Tensor, last: Tensor | None = None) -> Tensor:
+        last = torch.zeros_like(x) if last is None else last
+        return self.linear(torch.cat([last, x], -1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        last = None
+        if tossed() < self.p:
+            with torch.no_grad():
+                last = self.guess(x)
+        return F.mse_loss(self.guess(x, last), y)
+
+
 def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD([one for _, one in named], lr=0.1)
 
@@ -171,6 +190,21 @@ def test_a_decoder_that_is_forced_by_chance_trains_as_it_is_written(p: float, st
     else:
         plain = train_plain(build, sgd)
     assert_close(runs[0], plain, "forced")
+
+
+@pytest.mark.parametrize("p", [SELDOM, 1 - SELDOM])
+def test_a_guess_without_gradients_that_is_read_by_chance_has_none(p: float) -> None:
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        x, y = torch.randn(2, 4, WIDTH, dtype=torch.float64)
+        return Guessing(p).double(), {"x": x, "y": y}
+
+    module, batch = build()
+    captured = capture(module, batch)
+    assert not opaque(captured)
+    strategy = seed_strategy(captured.graph, Seed(data=2, num_microbatches=2))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    assert_close(runs[0], train_plain(build, sgd), "guess")
 
 
 def test_what_is_no_layer_may_be_left_out_too() -> None:

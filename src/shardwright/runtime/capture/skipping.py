@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from shardwright.runtime.capture.drawing import drawn_numbers
+from shardwright.runtime.capture.drawing import drawn_numbers, is_unit
 from shardwright.runtime.capture.layers import Unclear
 from shardwright.runtime.capture.places import running_line
 
@@ -29,6 +29,7 @@ _DRAWS = frozenset({"rand", "uniform_", "bernoulli_", "bernoulli", "rand_like", 
 _COUNTING = frozenset({"batch_norm", "instance_norm"})  # write the statistics that they are given
 _PASSES = frozenset({"reshape", "__getitem__"})
 _COMPARES = {"lt": True, "le": True, "gt": False, "ge": False}  # whether with what is larger
+_LOOKS = (bool, int, float, str, tuple, torch.dtype, torch.device, torch.layout)
 _PLAIN = (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -67,10 +68,11 @@ class Skip:
 
 @dataclass(frozen=True)
 class Skips:
-    """All that a forward may leave out, in order; ``answer`` is the one with which it does not."""
+    """All that a forward may leave out, in order; ``answer`` is the one with which it does not, and makes ``calls``."""
 
     each: tuple[Skip, ...]
     answer: bool
+    calls: tuple[str, ...]
 
     @property
     def note(self) -> str:
@@ -95,13 +97,8 @@ class _Calls(TorchFunctionMode):
         self.sure: dict[int, bool] = {}
         self.is_asked = False
 
-    def answered(self, drawn: Tensor) -> bool:
-        """Answer a question that chance decides."""
-        raise NotImplementedError
-
-    def made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Make a call."""
-        raise NotImplementedError
+    answered: Callable[[Tensor], bool]  # answers a question that chance decides
+    made: Callable[[Any, Any, dict[str, Any]], Any]  # makes a call
 
     def forget(self) -> None:
         """Forget a call that only asked how a tensor looks."""
@@ -110,6 +107,8 @@ class _Calls(TorchFunctionMode):
         """See a call."""
         del types
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "_set_grad_enabled":  # which a trace does not pass on
+            return func(*args, **kwargs)
         is_drawn = self._is_drawn(name, _tensors((args, kwargs)))
         if is_drawn and name == "__bool__":
             return self._truth(args[0])
@@ -125,8 +124,13 @@ class _Calls(TorchFunctionMode):
         if is_drawn and isinstance(result, Tensor):
             self.drawn.add(id(result))
             self._weigh(name, args, kwargs, result)
-        self.count += 1
+        self.counted(name)
         return result
+
+    def counted(self, name: str) -> None:
+        """Count a call."""
+        del name
+        self.count += 1
 
     def _name(self, made: Sequence[Tensor], *, is_anew: bool) -> None:
         for place, one in enumerate(made):
@@ -146,16 +150,10 @@ class _Calls(TorchFunctionMode):
         """Remember what chance does not decide: a number between 0 and 1 is never less than 0."""
         bounds = [one for one in args if isinstance(one, (int, float))]
         is_known = id(next(iter(args), None)) in self.uniform
-        if (is_known and name in _PASSES) or _is_unit(name, bounds, kwargs):
+        if (is_known and name in _PASSES) or is_unit(name, bounds, kwargs):
             self.uniform.add(id(result))
         elif is_known and name in _COMPARES and not all(0 < one < 1 for one in bounds):
             self.sure[id(result)] = (bounds[0] >= 1) == _COMPARES[name]
-
-
-def _is_unit(name: str, bounds: Sequence[float], kwargs: Any) -> bool:
-    """Whether a call draws between 0 and 1."""
-    is_filled = name == "uniform_" and [*bounds] in ([], [0, 1]) and not kwargs
-    return is_filled or name in ("rand", "rand_like")
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -209,7 +207,8 @@ class _Written(_Calls):
     def note(self, func: Any, *arguments: Any) -> None:
         """Write a call so that it is equal to another only where both mean the same."""
         self.said.append([func, *map(self._said, pytree.tree_leaves(arguments))])
-        self.given.append((func, pytree.tree_map_only(Tensor, self._said, arguments)))
+        given = pytree.tree_map_only(Tensor, self._said, arguments)
+        self.given.append((func, torch.is_grad_enabled(), given))
 
     def _said(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -263,7 +262,8 @@ def find_skips(
         _compare(whole, least, skips, lambda _: True)
     except Exception:  # noqa: BLE001 - a model that cannot run so is captured as it is
         return None
-    return Skips(tuple(one for one in skips if one.instead or one.written), answer)
+    each = tuple(one for one in skips if one.instead or one.written)
+    return Skips(each, answer, tuple(getattr(one[0], "__name__", "") for one in whole.said[:-1]))
 
 
 def _skips(whole: _Written, least: _Written) -> list[Skip]:
@@ -399,15 +399,22 @@ class _Chosen(_Calls):
         args, kwargs = pytree.tree_map_only(Tensor, self._now, (args, kwargs))
         return func(*args, **kwargs)
 
+    def counted(self, name: str) -> None:
+        """Count a call; raises Unclear where the run that was watched made another."""
+        if self.skips.calls[self.count : self.count + 1] != (name,):
+            raise Unclear
+        self.count += 1
+
     def _now(self, tensor: Tensor) -> Tensor:
         return self.instead.get(id(tensor), tensor)
 
     def _make_others(self, skip: Skip) -> None:
         """Make the calls that would have been made instead."""
-        for place, ((func, given), _) in zip(skip.places, skip.others, strict=True):
+        for place, ((func, has_gradient, given), _) in zip(skip.places, skip.others, strict=True):
             args, kwargs = pytree.tree_map_only(_Named, self._called, given)
-            for number, one in enumerate(_tensors(func(*args, **kwargs))):
-                self.tensors[place, number] = one
+            with torch.set_grad_enabled(has_gradient):
+                result = func(*args, **kwargs)
+            self.tensors |= {(place, number): one for number, one in enumerate(_tensors(result))}
 
     def _called(self, one: _Named) -> Tensor:
         return self._now(self.tensors[one.name])
@@ -439,5 +446,5 @@ def chosen(skips: Skips | None, module: nn.Module, batch: Mapping[str, Tensor]) 
         return
     with _Chosen(entering(module, batch), skips) as calls, drawn_numbers(module):
         yield
-    if calls.waiting or calls.begun:
+    if calls.waiting or calls.begun or calls.count < len(skips.calls):
         raise Unclear
