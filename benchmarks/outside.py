@@ -159,6 +159,7 @@ FILES = (
     "seldom",
     "autumn",
     "winter",
+    "chance",
 )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
-from shardwright.runtime.capture.export import bind_tensors, evaluate
+from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 

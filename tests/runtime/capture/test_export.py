@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shardwright.errors import CaptureError
 from shardwright.operators.splitting import find_samples
 from shardwright.runtime.capture import Captured, capture
-from shardwright.runtime.capture.export import bind_tensors, evaluate
+from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from tests import zoo
 from tests.runtime.world import run_ranks
 

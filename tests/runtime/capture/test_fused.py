@@ -14,7 +14,7 @@ from shardwright.core.program import Kind
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.capture.export import bind_tensors, evaluate
+from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from shardwright.runtime.checkpoint import load_into_module
 from shardwright.runtime.executor import Executor
 from tests import zoo

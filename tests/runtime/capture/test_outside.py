@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from shardwright.errors import CaptureError
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.capture.export import bind_tensors, evaluate
+from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from shardwright.runtime.capture.prepare import eager_masks
 from shardwright.verbs.coverage import coverage
 from tests.runtime.equivalence import assert_close, assert_equivalent, train_plain

@@ -21,7 +21,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.operators.splitting import find_samples
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.capture.export import bind_tensors, evaluate
+from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from shardwright.verbs.coverage import random_strategy
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed

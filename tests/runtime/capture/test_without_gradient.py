@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.runtime.capture.export import bind_tensors, evaluate
+from shardwright.runtime.capture.evaluating import bind_tensors, evaluate
 from shardwright.verbs.coverage import random_strategy
 from tests.runtime.equivalence import assert_equivalent
 

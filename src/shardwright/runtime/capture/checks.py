@@ -11,7 +11,7 @@ import contextlib
 import linecache
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ def unchecked_values() -> Iterator[dict[str, None]]:
             met[f"{file}:{line}"] = None
         return passes
 
+    @wraps(of_tensor)
     def truth(tensor: Tensor) -> bool:
         is_traced = isinstance(tensor, (FakeTensor, FunctionalTensor))
         passes = asked() if is_traced else None

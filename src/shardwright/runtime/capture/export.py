@@ -8,6 +8,7 @@ modules opaque.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,10 +24,11 @@ from shardwright.runtime.capture.adaptive import adaptive_notes
 from shardwright.runtime.capture.assemble import Captured, Results, assemble, live_records
 from shardwright.runtime.capture.checks import unchecked_values
 from shardwright.runtime.capture.counting import Answering, Flops, Work
+from shardwright.runtime.capture.drawing import drawn_numbers
 from shardwright.runtime.capture.entries import PREFIX, Entries
 from shardwright.runtime.capture.frugal import uncollected
 from shardwright.runtime.capture.functions import custom_gradients
-from shardwright.runtime.capture.fused import seen_as, take_apart
+from shardwright.runtime.capture.fused import take_apart
 from shardwright.runtime.capture.gradients import check_hooks
 from shardwright.runtime.capture.halves import HALVES, check_halves, names_half, refuse
 from shardwright.runtime.capture.keeping import changes_in, python_numbers
@@ -48,10 +50,11 @@ from shardwright.runtime.capture.prepare import (
     named_batch,
     tied_names,
 )
-from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
+from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten
 from shardwright.runtime.capture.repeated import repeat_layers
 from shardwright.runtime.capture.replacing import call_whole, opaque_modules
 from shardwright.runtime.capture.rows import keep_dims
+from shardwright.runtime.capture.skipping import Skips, find_skips
 from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
 from shardwright.runtime.capture.streams import equal_layers
@@ -108,23 +111,47 @@ def capture(
 def _captured(job: _Job) -> Captured:
     """Export; where that fails, as an eager run would do it; where that fails too, with opaque parts."""
     with as_eager(job.batch.tensors):
-        try:
-            return _export_watched(job)
-        except CaptureError:
-            raise
-        except _Frozen:
-            return _fall_back(job, "")
-        except Exception as error:  # noqa: BLE001 - whatever export cannot do, module-level capture may
-            reason = first_line(error)
+        reason = ""
+        for paths in (contextlib.nullcontext, eager_paths):
+            with paths():
+                try:
+                    return _export_deciding(job)
+                except CaptureError:
+                    raise
+                except _Frozen:
+                    return _fall_back(job, "")
+                except Exception as error:  # noqa: BLE001 - whatever export cannot do, module-level capture may
+                    reason = reason or first_line(error)  # what was wrong at first is to be heard
         with eager_paths():
-            try:
-                return _export_watched(job)
-            except CaptureError:
-                raise
-            except _Frozen:
-                return _fall_back(job, "")
-            except Exception:  # noqa: BLE001 - what was wrong at first is what the user should hear
-                return _fall_back(job, reason)
+            return _fall_back(job, reason)
+
+
+def _export_deciding(job: _Job) -> Captured:
+    """Export; where that fails, as a model that computes all that it skips at random."""
+    try:
+        return _export_watched(job)
+    except CaptureError:
+        raise
+    except Exception:
+        job.renew()
+        skips = _find_skips(job)
+        if skips is None:
+            raise
+    captured = _export_watched(replace(job, skips=skips))
+    notes = tuple(filter(None, (*captured.graph.notes, skips.note)))
+    return replace(captured, graph=replace(captured.graph, notes=notes))
+
+
+@custom_gradients()
+@uncollected()
+def _find_skips(job: _Job) -> Skips | None:
+    """Return what the model leaves out at random."""
+
+    def run() -> Any:
+        with clean_memos(job.module), exporting(), unchecked_values(), job.mode:
+            return job.wrapper(**job.arguments)
+
+    return find_skips(job.wrapper, job.arguments, run)
 
 
 class _Frozen(Exception):
@@ -143,6 +170,7 @@ class _Job:
     synchronised: bool
     dtype: torch.dtype | None
     copied: Callable[[], nn.Module]
+    skips: Skips | None = None
 
     @cached_property
     def twin(self) -> nn.Module:
@@ -154,6 +182,7 @@ class _Job:
         """The fake copy, wrapped, in training mode."""
         batch = self.batch
         wrapper = LossOnly(self.copied(), batch.tensors, batch.constants, self.outputs)
+        wrapper.skips = self.skips
         if not self.module.training:
             wrapper.train()
         return wrapper
@@ -178,7 +207,8 @@ class _Job:
     def seen(self) -> Observation | None:
         """What a run shows of the model, None where it cannot be run here."""
         try:
-            return observe(self.module, self.named, self.dtype)
+            with drawn_numbers(self.module if self.skips else None):
+                return observe(self.module, self.named, self.dtype)
         except Unsupported:
             pass
         except CaptureError as error:  # some kernel may have no such precision
@@ -416,35 +446,3 @@ def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
         notes=(*notes, call.note),
         batch_names=batch_names,
     )
-
-
-# -- running a captured graph ---------------------------------------------------------------------------
-
-
-def bind_tensors(
-    captured: Captured, module: nn.Module, batch: Mapping[str, Tensor]
-) -> dict[int, Tensor]:
-    """Return the module's, the batch's and the graph's own tensors by tensor index."""
-    state = dict(module.named_parameters()) | dict(module.named_buffers())
-    bound: dict[int, Tensor] = dict(captured.constants)
-    for index, spec in enumerate(captured.graph.tensors):
-        if spec.role in ("parameter", "buffer"):
-            bound[index] = seen_as(state[spec.name], spec.shape)
-        elif spec.role == "input":
-            bound[index] = batch[spec.name]
-    return bound
-
-
-def evaluate(captured: Captured, tensors: Mapping[int, Tensor]) -> Tensor:
-    """Run the whole graph on real tensors, one operator after another, and return the loss."""
-    values = dict(tensors)
-    device = next(iter(values.values())).device
-    for operator, call in zip(captured.graph.operators, captured.calls, strict=True):
-        inputs = [values[index] for index in operator.inputs]
-        kwargs = {name: substitute(value, inputs) for name, value in call.kwargs.items()}
-        if "device" in kwargs:
-            kwargs["device"] = device
-        result = call.target(*substitute(call.args, inputs), **kwargs)
-        outputs = [result] if isinstance(result, Tensor) else list(result or ())
-        values.update(zip(operator.outputs, outputs, strict=True))
-    return values[captured.graph.loss]

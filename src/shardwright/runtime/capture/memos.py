@@ -25,20 +25,20 @@ def clean_memos(module: nn.Module) -> Iterator[None]:
     """Let functions and classes of a model remember nothing of what runs within: ``lru_cache`` that took
     something up forgets all, and in globals, attributes of classes and their dictionaries what is there no tensors of
     a trace are left."""
-    homes = _homes(module)
-    before = [dict(vars(home)) for home in homes]
-    misses = [(memo, memo.cache_info().misses) for memo in _memos(homes)]
+    found = homes(module)
+    before = [dict(vars(home)) for home in found]
+    misses = [(memo, memo.cache_info().misses) for memo in _memos(found)]
     try:
         yield
     finally:
         for memo, count in misses:
             if memo.cache_info().misses != count:
                 memo.cache_clear()
-        for home, old in zip(homes, before, strict=True):
+        for home, old in zip(found, before, strict=True):
             _forget(home, old)
 
 
-def _homes(module: nn.Module) -> list[Any]:
+def homes(module: nn.Module) -> list[Any]:
     """Return the model's own classes and the files that they are in, where its functions keep what they share."""
     kinds = {kind for child in module.modules() for kind in type(child).__mro__}
     own = [kind for kind in kinds if is_models_own(kind)]

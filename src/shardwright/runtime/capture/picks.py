@@ -55,6 +55,32 @@ def _index(recorder: Recorder, args: Sequence[Any]) -> Value | None:
     """Return ``x[rows, i]``, where ``rows`` counts those of ``x`` along the result's first dim, as choices along
     dim 1 in every row."""
     source, places = args
+    found = _in_rows(recorder, source, places)
+    if found is None:
+        return None
+    index, made = found
+    picked = recorder.emit(aten.gather.default, source, 1, index)
+    return recorder.emit(aten.reshape.default, picked, made)
+
+
+def _put(recorder: Recorder, args: Sequence[Any]) -> Value | None:
+    """Return ``x[rows, i] = values``, where ``rows`` counts those of ``x``, as places along dim 1 in every row."""
+    source, places, values, *accumulate = args
+    found = _in_rows(recorder, source, places)
+    if found is None or accumulate not in ([], [False]):
+        return None
+    index, made = found
+    emit = recorder.emit
+    values = emit(aten.expand.default, values, made)
+    values = emit(aten.reshape.default, values, [*index.meta.shape])
+    return emit(aten.scatter.src, source, 1, index, values)
+
+
+def _in_rows(
+    recorder: Recorder, source: Value, places: Sequence[Any]
+) -> tuple[Value, list[int]] | None:
+    """Return the places along dim 1 that ``x[rows, i]`` chooses in every row and at all further dims, and the shape
+    of what is chosen; None where rows are not counted."""
     if len(places) < 2 or any(one is not None for one in places[2:]):
         return None
     rows, chosen = places[:2]
@@ -71,9 +97,7 @@ def _index(recorder: Recorder, args: Sequence[Any]) -> Value | None:
     each = made.numel() // count
     index = emit(aten.reshape.default, emit(aten.expand.default, chosen, [*made]), [count, each])
     index = emit(aten.reshape.default, index, [count, each, *[1] * len(rest)])
-    index = emit(aten.expand.default, index, [count, each, *rest])
-    found = emit(aten.gather.default, source, 1, index)
-    return emit(aten.reshape.default, found, [*made, *rest])
+    return emit(aten.expand.default, index, [count, each, *rest]), [*made, *rest]
 
 
 def _unexpanded(recorder: Recorder, rows: Value) -> Value:
@@ -137,5 +161,6 @@ _SHOWN: dict[Any, Callable[[Recorder, Sequence[Any]], Value | None]] = {
     aten.add.Tensor: _sum,
     aten.cat.default: _cat,
     aten.index.Tensor: _index,
+    aten.index_put.default: _put,
     aten.repeat.default: _repeat,
 }

@@ -63,6 +63,11 @@ def _is_model(path: Path) -> bool:
     return path.is_file() and not any(path.is_relative_to(folder) for folder in _NOT_MODEL)
 
 
+def is_models_frame(frame: FrameType) -> bool:
+    """Whether what runs there is the model's, or a library's that it uses."""
+    return _is_model(Path(frame.f_code.co_filename))
+
+
 def is_models_own(kind: type) -> bool:
     """Whether a class is written in a file of the model's; where in it takes parsing the file."""
     try:

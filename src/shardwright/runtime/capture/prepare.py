@@ -31,6 +31,7 @@ from shardwright.runtime.capture.flexible import traceable_flex
 from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.packed import traceable_packing
 from shardwright.runtime.capture.places import first_line, held_at
+from shardwright.runtime.capture.skipping import Skips, chosen
 from shardwright.runtime.capture.sound import traceable_istft
 from shardwright.runtime.capture.ungrouped import without_group
 from shardwright.runtime.scratch import drop_compiler_folder
@@ -56,14 +57,18 @@ class LossOnly(nn.Module):
         self.names = {f"batch_{index}": name for index, name in enumerate(names)}
         self.constants = constants
         self.outputs = outputs
+        self.skips: Skips | None = (
+            None  # what is left out at random only behind all that is computed
+        )
 
     def forward(self, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
         named = {self.names[key]: tensor for key, tensor in batch.items()}
-        result = self.module(**named, **self.constants)
-        loss = find_loss(result)
-        if not self.outputs:
-            return loss
-        return (loss, *(find_output(result, name) for name in self.outputs))
+        with chosen(self.skips, self, batch):
+            result = self.module(**named, **self.constants)
+            loss = find_loss(result)
+            if not self.outputs:
+                return loss
+            return (loss, *(find_output(result, name) for name in self.outputs))
 
 
 def find_output(output: Any, name: str) -> Tensor:
