@@ -74,9 +74,7 @@ def run_trial(
     Plans on other numbers of devices run one number after another, those on a single one among the
     first. Raises RunError where a rank fails, Stopped where the watch asks to stop.
     """
-    counts = [len(plan.strategy.devices) for plan in plans]
-    most = next((count for count in counts if count > 1), 1)
-    counts = [most if count == 1 else count for count in counts]
+    counts = _counts(plans)
     found: dict[int, Laps] = {}
     last: tuple[Laps, ...] = ()
     for count in dict.fromkeys(counts):
@@ -87,6 +85,13 @@ def run_trial(
         found |= dict(zip(places, laps, strict=False))
         last = laps[len(places) :] or last
     return (*(found[place] for place in range(len(plans))), *last)
+
+
+def _counts(plans: Sequence[Plan]) -> list[int]:
+    """Return on how many ranks each plan is run: that of a single device among those of the first that has more."""
+    counts = [len(plan.strategy.devices) for plan in plans]
+    most = next((count for count in counts if count > 1), 1)
+    return [most if count == 1 else count for count in counts]
 
 
 def _run_together(
