@@ -34,7 +34,8 @@ MOVES = BUDGET // PATIENCE
 # limit are refined.
 CANDIDATES = 12
 # Of a list that is sorted by promise, the first so many: ways to split an operator, plans whose orders are searched.
-# So many times the candidates where two free axes make many alike.
+# So many times the candidates where two free axes make many alike, and so many times the budget has the least memory
+# of one stage.
 FEW = 3
 # So many times the memory is hopeless for like plans, too: orders of pipelines need a third at least.
 HOPELESS = FEW

@@ -28,7 +28,7 @@ from shardwright.planner.search.candidates import (
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.shortlist import shortlist
-from shardwright.planner.search.steering import BUDGET, CLOSE
+from shardwright.planner.search.steering import BUDGET, CLOSE, FEW
 
 
 def on_all(pool: Pool) -> Proposals:
@@ -105,7 +105,7 @@ class Solver:
         plans = [each for each in shapes(context, context.num_devices) if each.stages == 1]
         for plan in plans[:1] + plans[1:][-1:]:
             count = len(context.graph.operators)
-            bearable = [a for a in plan.arrangements if a.microbatches * count <= BUDGET]
+            bearable = [a for a in plan.arrangements if a.microbatches * count <= FEW * BUDGET]
             arrangement = (bearable or plan.arrangements[:1])[-1]
             if all(c.arrangement != arrangement for c in self.pool.candidates):
                 yield Proposal(0.0, partial(self.solve, arrangement))
