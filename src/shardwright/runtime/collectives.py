@@ -111,9 +111,14 @@ def _started(
     lent: Sequence[Tensor] = (),
 ) -> Pending:
     """Return works that have something to send as under way, once gloo's threads have had the core to begin it."""
+    _give_way(group)
+    return Pending(works, result, finish, lent)
+
+
+def _give_way(group: ProcessGroup) -> None:
+    """Give way to gloo's threads, where it is gloo that is called."""
     if is_gloo(group):
         give_way()
-    return Pending(works, result, finish, lent)
 
 
 def is_gloo(group: ProcessGroup) -> bool:
@@ -235,8 +240,7 @@ def swap(output: Tensor, tensor: Tensor, rank: int, group: ProcessGroup) -> Pend
 def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start sending a contiguous tensor to a rank of the world."""
     lent = tensor.detach()
-    if is_gloo(group):
-        give_way()
+    _give_way(group)
     work = group.send([_real(lent)], dist.get_group_rank(group, rank), tag)
     return _started((work,), tensor, group, lent=(lent,))
 
@@ -244,7 +248,6 @@ def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
 def receive(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start receiving into a contiguous tensor from a rank of the world."""
     lent = tensor.detach()
-    if is_gloo(group):
-        give_way()
+    _give_way(group)
     work = group.recv([_real(lent)], dist.get_group_rank(group, rank), tag)
     return Pending((work,), tensor, lent=(lent,))
