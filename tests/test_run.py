@@ -215,8 +215,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(planned: Path) -> None:
     def kill() -> None:
         assert wait_until((planned / "ck" / "latest").exists, 120)
         killed.append(time.monotonic())
-        last = max(trained(os.getpid()), key=started)
-        os.kill(last, signal.SIGKILL)
+        os.kill(trained(os.getpid())[1], signal.SIGKILL)
 
     done = beside(kill, *words, "-n", "1000000", "--checkpoint-every", "20", folder=planned)
     assert time.monotonic() - killed[0] < 30
@@ -303,20 +302,15 @@ def test_termination_saves_ends_all_ranks_and_exits_143(planned: Path) -> None:
 
 
 def trained(pid: int) -> list[int]:
-    """Return the ranks of a run that are about to train: they have mapped their status files and explained them."""
-    found: list[int] = []
-    for rank in descendants(pid):
+    """Return the ranks of a run that are about to train, in their order: they have mapped their status files and explained them."""
+    found: dict[int, int] = {}
+    for process in descendants(pid):
         with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{rank}/maps").read_text()
+            maps = Path(f"/proc/{process}/maps").read_text()
             file = re.search(r"\S+\.status", maps)
             if file and Path(file[0]).with_suffix(".instructions").exists():
-                found.append(rank)
-    return found
-
-
-def started(pid: int) -> int:
-    """Return when a process began, in ticks since boot: numbers of processes begin anew at 32,768."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+                found[int(Path(file[0]).stem)] = process
+    return [process for _, process in sorted(found.items())]
 
 
 def descendants(pid: int) -> list[int]:
