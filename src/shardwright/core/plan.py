@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.strategy import Feedback, Strategy
 
+# Steps of a plan before those that count: kernels are chosen, memory is found.
+WARM_STEPS = 2
 CHANGED = " (changed since)"
 STALE = (
     "step time, memory, price and bound in the plan file are stale: they were found for another "

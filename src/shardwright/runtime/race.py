@@ -18,12 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.core.plan import WARM_STEPS
 from shardwright.runtime.executor import OptimizerFactory
 
 Batch = dict[str, Tensor]
 Step = Callable[[Batch], Any]
-# Before a contestant's first turn: kernels are chosen, memory is found.
-WARM_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

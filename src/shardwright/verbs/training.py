@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from shardwright.core.plan import Plan
+from shardwright.core.plan import WARM_STEPS, Plan
 from shardwright.core.staleness import Course, Extrapolation
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shardwright.core.noise import NoiseScale
     from shardwright.runtime.train import LoopEnd, Step
 
-WARM_STEPS = 2
 # Of the averages of the noise scale: some 100 steps.
 NOISE_DECAY = 0.99
 

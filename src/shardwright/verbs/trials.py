@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.core.costs import CostTable
-from shardwright.core.plan import Frontier, Measured, Plan
+from shardwright.core.plan import WARM_STEPS, Frontier, Measured, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.planner.search import Survey, is_simpler
 from shardwright.report.units import seconds_text
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # Rounds of trying and planning again.
 ROUNDS = 3
-WARM_STEPS = 2
 # Two plans in one trial are told apart if they differ by more than this and their turns' spread.
 TOLD_APART = 0.01
 # Of the plans that need less memory than the chosen one, those are shown that need so much less.
