@@ -6,6 +6,7 @@ import copy
 import difflib
 import json
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from torch import Tensor, nn
 
 from shardwright.errors import InputError
 from shardwright.runtime.capture.source import ModelSource, check_numbers
-from shardwright.runtime.capture.tasks import KNOWN_CONFIGS, TASK_ENDINGS, TASKS
+from shardwright.runtime.capture.tasks import (
+    KNOWN_CONFIGS,
+    TASK_ENDINGS,
+    TASKS,
+    USUAL_TASKS,
+    Task,
+)
 
 DEFAULT_SEQ = 128
 DEFAULT_SOUND = 16000  # one second, as the models of speech are fed
@@ -39,21 +46,62 @@ def hugging_face(spec: str) -> ModelSource:
     except Exception as error:
         raise InputError(f"model {spec!r}: the config is refused: {error}") from error
     config.use_cache = False
-    task, batch = TASKS.get(kind, ("AutoModelForCausalLM", "tokens"))
-    for architecture in fields.get("architectures") or ():
-        task, batch = _task_of(architecture, kind, task, batch)
+    task, batch = _task_of(spec, config, fields.get("architectures") or ())
     title = Path(name).stem if name.endswith(".json") else name
     return ModelSource(
-        title, partial(_from_config, spec, task, config), partial(MAKERS[batch], config)
+        title, partial(_from_config, spec, task, config), partial(_example, spec, batch, config)
     )
 
 
-def _task_of(architecture: str, kind: str, task: str, batch: str) -> tuple[str, str]:
-    """Return the task that an architecture's class name tells (``BertForMaskedLM``)."""
-    if TASKS.get(kind, ("", ""))[1] in ("spectrograms", "captions"):
-        return task, batch  # its one task has a name that means another for models of text
-    found = (value for end, value in TASK_ENDINGS.items() if architecture.endswith(end))
-    return next(found, (task, batch))
+def _task_of(spec: str, config: Any, architectures: Sequence[Any]) -> Task:
+    """Return what a model learns: what the name of its class tells (``BertForMaskedLM``), else what is usual for its
+    type. Raises InputError where that is nothing a batch is known for."""
+    known = TASKS.get(config.model_type)
+    if known and known[1] in ("spectrograms", "captions"):
+        return known  # its one task has a name that means another for models of text
+    for task in _named_tasks(architectures) or ([known] if known else USUAL_TASKS):
+        if _has_class(task[0], config):
+            return task
+    named = ", ".join(map(str, architectures)) or "no architectures"
+    raise InputError(
+        f"model {spec!r}: no example batch is known for what a {config.model_type} model ({named}) "
+        f"learns; {_BY_HAND}"
+    )
+
+
+def _named_tasks(architectures: Sequence[Any]) -> list[Task]:
+    """Return what the names of classes tell (``BertForMaskedLM``)."""
+    return [
+        task
+        for architecture in architectures
+        for end, tasks in TASK_ENDINGS.items()
+        if str(architecture).endswith(end)
+        for task in tasks
+    ]
+
+
+_BY_HAND = "write a function that returns (module, batch), and name it as file.py:function"
+
+
+def _has_class(task: str, config: Any) -> bool:
+    """Whether transformers has a class for a task that models of this type can be built as."""
+    import transformers
+
+    classes = getattr(getattr(transformers, task), "_model_mapping", None)
+    return classes is None or type(config) in classes
+
+
+def _example(
+    spec: str, batch: str, config: Any, batch_size: int, seq: int | None
+) -> dict[str, Tensor]:
+    """Make an example batch. Raises InputError where the config does not say what it needs."""
+    try:
+        return MAKERS[batch](config, batch_size, seq)
+    except (AttributeError, TypeError) as error:
+        raise InputError(
+            f"model {spec!r}: no example batch of {batch} can be made from the config of a "
+            f"{config.model_type} model ({error}); {_BY_HAND}"
+        ) from error
 
 
 def _read_config(name: str, spec: str) -> dict[str, Any]:
@@ -123,15 +171,37 @@ def _length(config: Any, seq: int | None) -> int:
 
 
 def _tokens(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
-    tokens = _draw((batch_size, _length(config, seq)), config.vocab_size, 1)
+    tokens = _draw_text(config, batch_size, seq)
     return {"input_ids": tokens, "labels": tokens.clone()}
 
 
-def _pairs(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
-    shape = (batch_size, _length(config, seq))
+def _draw_text(config: Any, batch_size: int, seq: int | None, seed: int = 1) -> Tensor:
+    return _draw((batch_size, _length(config, seq)), config.vocab_size, seed)
+
+
+def _texts(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    labels = _draw((batch_size,), config.num_labels, 2)
+    return {"input_ids": _draw_text(config, batch_size, seq), "labels": labels}
+
+
+def _words(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    tokens = _draw_text(config, batch_size, seq)
+    return {"input_ids": tokens, "labels": _draw(tuple(tokens.shape), config.num_labels, 2)}
+
+
+def _spans(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    tokens = _draw_text(config, batch_size, seq)
     return {
-        "input_ids": _draw(shape, config.vocab_size, 1),
-        "labels": _draw(shape, config.vocab_size, 2),
+        "input_ids": tokens,
+        "start_positions": _draw((batch_size,), tokens.shape[1], 2),
+        "end_positions": _draw((batch_size,), tokens.shape[1], 3),
+    }
+
+
+def _pairs(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    return {
+        "input_ids": _draw_text(config, batch_size, seq),
+        "labels": _draw_text(config, batch_size, seq, 2),
     }
 
 
@@ -191,6 +261,9 @@ def _captions(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor
 MAKERS = {
     "tokens": _tokens,
     "pairs": _pairs,
+    "texts": _texts,
+    "words": _words,
+    "spans": _spans,
     "images": _images,
     "maps": _maps,
     "sounds": _sounds,

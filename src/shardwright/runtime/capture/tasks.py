@@ -104,30 +104,45 @@ KNOWN_CONFIGS: dict[str, Fields] = {
     name: fields for family in FAMILIES.values() for name, fields in family.items()
 }
 
-# What a model of each type is trained for: its class, and what its batch holds (see ``MAKERS`` of
-# ``huggingface``). Types not listed are tried as causal language models.
+# What a model is trained for: an automatic class of transformers, and what its batch holds (see
+# ``MAKERS`` of ``huggingface``).
+Task = tuple[str, str]
+_NEXT = ("AutoModelForCausalLM", "tokens")
 _MASKED = ("AutoModelForMaskedLM", "tokens")
 _PAIRS = ("AutoModelForSeq2SeqLM", "pairs")
+_TEXTS = ("AutoModelForSequenceClassification", "texts")
+_WORDS = ("AutoModelForTokenClassification", "words")
+_SPANS = ("AutoModelForQuestionAnswering", "spans")
 _IMAGES = ("AutoModelForImageClassification", "images")
+_MAPS = ("AutoModelForSemanticSegmentation", "maps")
 _SOUNDS = ("AutoModelForAudioClassification", "sounds")
-TASKS: dict[str, tuple[str, str]] = {
+_SPECTROGRAMS = ("AutoModelForSpeechSeq2Seq", "spectrograms")
+_CAPTIONS = ("AutoModel", "captions")
+TASKS: dict[str, Task] = {
     **dict.fromkeys(("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2"), _MASKED),
     **dict.fromkeys(("t5", "bart", "marian", "pegasus", "mbart", "switch_transformers"), _PAIRS),
     **dict.fromkeys(("vit", "resnet", "swin", "convnext"), _IMAGES),
     # Its automatic class is ambiguous: with a teacher and without.
     "deit": ("DeiTForImageClassification", "images"),
-    "segformer": ("AutoModelForSemanticSegmentation", "maps"),
+    "segformer": _MAPS,
     **dict.fromkeys(("wav2vec2", "hubert"), _SOUNDS),
-    "whisper": ("AutoModelForSpeechSeq2Seq", "spectrograms"),
-    "clip": ("AutoModel", "captions"),
+    "whisper": _SPECTROGRAMS,
+    "clip": _CAPTIONS,
 }
-TASK_ENDINGS: dict[str, tuple[str, str]] = {
-    "ForCausalLM": ("AutoModelForCausalLM", "tokens"),
-    "LMHeadModel": ("AutoModelForCausalLM", "tokens"),
-    "ForMaskedLM": _MASKED,
-    "ForImageClassification": _IMAGES,
-    "ForSemanticSegmentation": ("AutoModelForSemanticSegmentation", "maps"),
-    "ForAudioClassification": _SOUNDS,
-    "ForSequenceClassification": _SOUNDS,
-    "ForConditionalGeneration": _PAIRS,
+# What types that are not listed are tried as: the first that transformers has a class of theirs for.
+USUAL_TASKS: tuple[Task, ...] = (
+    _PAIRS, _NEXT, _MASKED, _SPECTROGRAMS, _IMAGES, _MAPS, _SOUNDS, _TEXTS, _WORDS,
+)  # fmt: skip
+# What the name of a class says; of several the first that transformers has a class of the type for.
+TASK_ENDINGS: dict[str, tuple[Task, ...]] = {
+    "ForCausalLM": (_NEXT,),
+    "LMHeadModel": (_NEXT,),
+    "ForMaskedLM": (_MASKED,),
+    "ForImageClassification": (_IMAGES,),
+    "ForSemanticSegmentation": (_MAPS,),
+    "ForAudioClassification": (_SOUNDS,),
+    "ForSequenceClassification": (_TEXTS, _SOUNDS),
+    "ForTokenClassification": (_WORDS,),
+    "ForQuestionAnswering": (_SPANS,),
+    "ForConditionalGeneration": (_PAIRS, _SPECTROGRAMS),
 }
