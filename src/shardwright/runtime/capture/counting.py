@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ def written_by(func: Any, args: Any, named: Any) -> list[Tensor]:
 
 class Flops(TorchDispatchMode):
     """Counts the flops of products as they run, and says where elements are picked by values, which
-    dtypes results have, which memories are ``used`` and ``written``, and how much of what is made lives on.
+    dtypes results have, which memories are ``written`` and ``used``, by which operator last, and how much of what is made lives on.
     What has functions among its arguments, such as ``torch.cond``, picks by values."""
 
     supports_higher_order_operators = True
@@ -65,14 +66,25 @@ class Flops(TorchDispatchMode):
         super().__init__()
         self.total = 0.0
         self.made: dict[StorageWeakRef, int] = {}
-        self.used: set[int] = set()
+        self.count = 0
+        self.used: dict[int, int] = {}
         self.written: dict[int, torch.UntypedStorage] = {}
         self.picks, self.makes = picks, makes
+        self._is_aside = False
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let what whoever watches does itself not count as a use."""
+        self._is_aside = True
+        yield
+        self._is_aside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         there = {memory._cdata for memory in memories_of((args, given))}
-        self.used |= there
+        self.count += 1
+        if not self._is_aside:
+            self.used |= dict.fromkeys(there, self.count)
         result = func(*args, **given)
         if isinstance(func, HigherOrderOperator):
             self.picks()

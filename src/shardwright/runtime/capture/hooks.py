@@ -39,7 +39,7 @@ class Opaque:
     """A module as a pure function. Its tensors are: those in ``arguments``, then its state.
 
     ``path`` is the module's in the model, None for a function of its own; a whole model is wrapped. ``arguments`` is (args, kwargs)
-    with a slot per tensor, those in ``asking`` are differentiated by. ``note`` tells the user about
+    with a slot per tensor, those in ``asking`` are differentiated by; where it ``overwrites`` them it is given copies. ``note`` tells the user about
     it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
     inside. ``keeps``: a call changes what it holds in Python, ``switches``: it may switch
     ``requires_grad`` of parameters. ``work`` was counted in its forward
@@ -56,6 +56,7 @@ class Opaque:
     arguments: tuple[Any, ...]
     note: str
     asking: frozenset[int] = frozenset()
+    overwrites: bool = False
     frozen: frozenset[str] = frozenset()
     differentiates: bool = False
     keeps: bool = False
@@ -135,6 +136,10 @@ class Opaque:
 
     def _given(self, place: int, tensor: Tensor) -> Tensor:
         """Return an argument that may be asked for gradients without a trace outside."""
+        if (
+            self.overwrites
+        ):  # which are read again where this is recomputed, and by microbatches and ranks beside
+            tensor = tensor.clone()
         if tensor.requires_grad:
             return tensor
         return tensor.detach().requires_grad_(place in self.asking)

@@ -34,17 +34,19 @@ from shardwright.runtime.capture.keeping import (
     untouched_numbers,
 )
 from shardwright.runtime.capture.places import model_line
-from shardwright.runtime.capture.prepare import in_precision, real_twin
+from shardwright.runtime.capture.prepare import in_precision
+from shardwright.runtime.capture.realising import real_copy, real_tensor
 from shardwright.runtime.capture.record import Unsupported
 from shardwright.runtime.capture.remade import remade
 from shardwright.runtime.capture.rowwise import Given, given_call
-from shardwright.runtime.capture.source import maker_of
 from shardwright.runtime.capture.switching import check_left, switched
-from shardwright.runtime.capture.writes import Snapshot, put_back, written_parameters
-
-# A real run of a model on the meta device allocates it: not beyond this many elements.
-LARGEST_REAL_MODEL = 500_000_000
-
+from shardwright.runtime.capture.writes import (
+    Arguments,
+    Snapshot,
+    put_back,
+    same_results,
+    written_parameters,
+)
 
 TAKES = "it takes gradients inside forward"
 
@@ -56,7 +58,8 @@ class Site:
     """What was seen of one module: arguments, results and work of each call, and which of the tensors
     of the first call asked for gradients although nothing trained lay behind them. ``call`` is the
     first call with its values, where the module picks elements by their values. ``by_row``: which of its
-    tensors were found to have rows that are computed each by itself, None before that was asked."""
+    tensors were found to have rows that are computed each by itself, None before that was asked.
+    ``writes``: it writes what it is given."""
 
     arguments: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
@@ -64,6 +67,7 @@ class Site:
     asking: frozenset[int] = frozenset()
     call: Given | None = None
     by_row: tuple[int, ...] | None = None
+    writes: bool = False
 
     @property
     def rows(self) -> int:
@@ -117,7 +121,7 @@ def observe(
 
     def real() -> tuple[nn.Module, dict[str, Any]]:
         twin = in_precision(real_copy(module), dtype).train()
-        return twin, {name: _real(value, dtype) for name, value in batch.items()}
+        return twin, {name: real_tensor(value, dtype) for name, value in batch.items()}
 
     seen = watch_runs(*real())
     seen.real = real
@@ -143,7 +147,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         # The first call may have filled them.
         written = written_parameters(twin, state, again.written, batch)
         moving = changes(warm, fingerprint(twin))
-        same = _same(first, second)
+        same = same_results(first, second)
         if same is None:  # without values, unless both calls did the same things
             same, is_sure = True, watch.stream == again.stream
         if same:  # what only the first call changed is a cache
@@ -151,7 +155,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
 
             def repeats() -> bool:
                 put_back(twin, state.values)
-                return bool(_same(first, _Watch(twin).run(batch)))
+                return bool(same_results(first, _Watch(twin).run(batch)))
 
             made_anew = remade(twin, changed, repeats)
             changed = [one for one in changed if one not in made_anew]
@@ -193,47 +197,10 @@ def is_inside(path: str, other: str) -> bool:
     return not other or path == other or path.startswith(f"{other}.")
 
 
-def real_copy(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU with storage: the module's own values; for one on the meta device
-    those it would have been built with, or small noise where it is not known how it was built."""
-    if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_REAL_MODEL:
-        raise Unsupported("the model is too large to be run once on this machine")
-    if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        return real_twin(module).cpu()
-    make = maker_of(module)
-    if make is not None:
-        with torch.random.fork_rng():
-            return make()
-    twin = real_twin(module).to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in (*twin.parameters(), *twin.buffers()):
-            tensor.normal_(0, 0.02) if tensor.is_floating_point() else tensor.zero_()
-    return twin
-
-
-def _real(value: Any, dtype: torch.dtype | None) -> Any:
-    """Return a batch tensor's own copy: a forward may ask it for a gradient."""
-    if not isinstance(value, Tensor):
-        return value
-    chosen = dtype if dtype is not None and value.is_floating_point() else value.dtype
-    if value.is_meta:
-        return torch.zeros(value.shape, dtype=chosen)
-    copied = value.detach().to(device="cpu", dtype=chosen, copy=True)
-    return copied.requires_grad_(value.requires_grad)
-
-
 def _like(tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided:  # nested rows, sparse matrices
         raise Unsupported("a tensor that is not dense")
     return torch.empty_like(tensor, device="meta", requires_grad=False)
-
-
-def _same(one: Any, other: Any) -> bool | None:
-    """Whether two results have equal values, None for tensors without values."""
-    pairs = list(zip(tensors_of(one), tensors_of(other), strict=False))
-    if any(isinstance(tensor, FakeTensor) for pair in pairs for tensor in pair):
-        return None
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 class _Watch:
@@ -251,6 +218,7 @@ class _Watch:
         self._carried: set[Attribute] = set()
         self._frames: list[Frame] = []
         self._counted = Flops(self._pick, self._make)
+        self._arguments = Arguments(self._counted)
         self._picking: set[str] = set()
         self.switches = False
         self.made: dict[str, set[torch.dtype]] = {}
@@ -279,6 +247,7 @@ class _Watch:
                     self.stream = stream.noted
                 check_left(flags.left)
                 self.switches = flags.ever
+                self._mark_writing()
                 return result
         except CaptureError:
             raise
@@ -291,6 +260,13 @@ class _Watch:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _mark_writing(self) -> None:
+        """A module whose writes are used outside of it is no part: one around it may be."""
+        for path in self._arguments.shown - {""}:
+            self.sites.pop(path, None)
+        for path in self._arguments.written & self.sites.keys():
+            self.sites[path].writes = True
 
     def carried(self, attributes: Sequence[Attribute]) -> list[tuple[str, str]]:
         """Return the smallest modules around all uses of attributes that carry something on."""
@@ -317,12 +293,14 @@ class _Watch:
                 given = tuple(tensors_of((args, kwargs)))
                 self._frames.append(Frame(path, child, given))
                 self._begun.append(self._counted.now)
+                self._arguments.enter(given)
 
             def leave(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
                 self._look()
-                self._frames.pop()
+                self._arguments.leave(path, self._frames.pop().tensors)
                 work = self._counted.since(self._begun.pop(), result)
-                self._record(path, (args, kwargs), result, work)
+                with self._counted.aside():
+                    self._record(path, (args, kwargs), result, work)
 
             yield child.register_forward_pre_hook(enter, with_kwargs=True)
             yield child.register_forward_hook(leave, with_kwargs=True)

@@ -217,6 +217,7 @@ def _call_of(child: nn.Module, path: str, seen: Observation, tail: Tail | None) 
         "path": path,
         "module": child,
         "asking": site.asking,
+        "overwrites": site.writes,
         "frozen": _frozen(child),
         "differentiates": path in seen.differentiates,
         "switches": seen.switches,
@@ -327,6 +328,7 @@ def call_whole(
         note=_note(f"the whole model ({title})", "", seen),
         asking=frozenset(place for place, one in enumerate(given) if one.requires_grad),
         frozen=_frozen(wrapper),
+        overwrites=seen is None or seen.sites[""].writes,
         # What could not be watched may do anything.
         differentiates=seen is None or bool(seen.differentiates),
         keeps=seen is None or bool(seen.keeps),

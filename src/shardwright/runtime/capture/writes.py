@@ -1,9 +1,9 @@
-"""What a run has written into a model: parameters that are trained, which it must not, are found with
-the line."""
+"""What a run has written: into a model, of which trained parameters must not be and are found with the line, and
+into what modules are given."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.counting import written_by
+from shardwright.runtime.capture.counting import Flops, memories_of, tensors_of, written_by
 from shardwright.runtime.capture.keeping import untouched_numbers
 
 
@@ -81,6 +81,53 @@ def written_parameters(
 def _same_values(before: Tensor, after: Tensor) -> bool:
     same = before.shape == after.shape and torch.equal(before.isnan(), after.isnan())
     return same and torch.equal(before.nan_to_num(), after.nan_to_num())
+
+
+def same_results(one: Any, other: Any) -> bool | None:
+    """Whether two results have equal values, None for tensors without values."""
+    pairs = list(zip(tensors_of(one), tensors_of(other), strict=False))
+    if any(isinstance(tensor, FakeTensor) for pair in pairs for tensor in pair):
+        return None
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+class Arguments:
+    """What modules write of what they are given, and whether anybody uses it once they are done."""
+
+    def __init__(self, counted: Flops) -> None:
+        self._counted = counted
+        self._begun: list[list[int]] = []
+        self._written: dict[str, list[tuple[Tensor, int]]] = {}
+
+    def enter(self, given: Sequence[Tensor]) -> None:
+        """See what a module is called with."""
+        self._begun.append([_version(one) for one in given])
+
+    def leave(self, path: str, given: Sequence[Tensor]) -> None:
+        """See what the call has made of it."""
+        for tensor, before in zip(given, self._begun.pop(), strict=True):
+            if _version(tensor) != before:
+                self._written.setdefault(path, []).append((tensor, self._counted.count))
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The modules that write what they are given."""
+        return frozenset(self._written)
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """Those of them whose writes are used behind them: that would not be seen of an operator."""
+        return frozenset(
+            path
+            for path, found in self._written.items()
+            for tensor, count in found
+            for memory in memories_of(tensor)
+            if self._counted.used.get(memory._cdata, 0) > count
+        )
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class _Written(TorchDispatchMode):
