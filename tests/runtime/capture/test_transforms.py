@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._functorch import predispatch
 from torch.func import functional_call, jvp, vmap
 
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.capture.transforms import written_out
 from tests.runtime.capture.test_without_gradient import WIDTH, assert_captured, build
 from tests.runtime.equivalence import assert_equivalent
 
@@ -51,12 +53,33 @@ def directional(h: Tensor) -> Tensor:
     return found[0] + found[1]
 
 
-TRANSFORMS = (attended, crossed, scattered, in_chunks, convolved, directional)
+def on_a_device(h: Tensor) -> Tensor:
+    """Names the device of its rows, as masks of transformers do."""
+    seen = torch.ones(WIDTH, dtype=torch.bool)
+    return vmap(lambda row: row * seen.to(row.device).to(device=row.device, dtype=row.dtype))(h)
+
+
+TRANSFORMS = (attended, crossed, scattered, in_chunks, convolved, directional, on_a_device)
 
 
 def test_a_transform_has_the_gradients_of_plain_pytorch_and_is_not_opaque() -> None:
     for change in TRANSFORMS:
         assert_captured(change.__name__, change)
+
+
+def test_a_transform_that_fails_leaves_none_begun() -> None:
+    graph = fx.Graph()
+    rows = graph.placeholder("rows")
+    rows.meta["val"] = torch.empty(2, 3, device="meta")
+    level = graph.call_function(predispatch._vmap_increment_nesting, (2, "error"))
+    row = graph.call_function(predispatch._add_batch_dim, (rows, 0, level))
+    wrong = graph.call_function(torch.ops.aten.mm.default, (row, row))
+    found = graph.call_function(predispatch._remove_batch_dim, (wrong, level, 2, 0))
+    graph.call_function(predispatch._vmap_decrement_nesting, ())
+    graph.output(found)
+    with pytest.raises(RuntimeError):
+        written_out(fx.GraphModule(nn.Module(), graph))
+    assert torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def stopped(h: Tensor) -> Tensor:

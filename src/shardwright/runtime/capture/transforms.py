@@ -6,6 +6,7 @@ region is traced once more below the transforms: what is recorded there is what 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from torch.fx.traceback import preserve_node_meta
 
 from shardwright.runtime.capture.convolved import convolution_backward
 from shardwright.runtime.capture.record import Unsupported, aten
+
+_functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 # Kernels that backward calls, and those that forward calls for its sake, in operators that have rules and
 # derivatives of their own.
@@ -142,15 +145,30 @@ def _traced(
     inner.output([known[node] for node in results])
     # All may ask for gradients: kernels that have none are not chosen.
     empty = [_empty(node.meta["val"]) for node in given]
-    with preserve_node_meta(), torch.enable_grad():
+    with preserve_node_meta(), torch.enable_grad(), _nothing_left():
         run = fx.Interpreter(fx.GraphModule(module, inner)).run
         traced = make_fx(run, decomposition_table=PLAIN)(*empty)
     traced.graph.eliminate_dead_code()
     return traced.graph
 
 
+@contextlib.contextmanager
+def _nothing_left() -> Iterator[None]:
+    """End the transforms that an error has interrupted, which all that follows would otherwise run inside of."""
+    try:
+        yield
+    except BaseException:
+        while _functorch.peek_interpreter_stack() is not None:
+            _functorch.pop_dynamic_layer_stack()
+        raise
+
+
 def _empty(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    # On the device that operators between them may name.
+    with getattr(value, "fake_mode", None) or contextlib.nullcontext():
+        made = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
     return made.requires_grad_(made.is_floating_point() or made.is_complex())
