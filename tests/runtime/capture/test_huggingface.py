@@ -54,6 +54,8 @@ def test_a_text_model_is_built_as_its_config_says_and_captured_whole(
         ("dinov2", "Dinov2ForImageClassification"),
         ("blenderbot", "BlenderbotForConditionalGeneration"),
         ("wavlm", "WavLMForSequenceClassification"),
+        ("siglip", "SiglipModel"),
+        ("chinese_clip", "ChineseCLIPModel"),
     ],
 )
 def test_a_type_without_architectures_is_tried_as_what_it_has(
@@ -61,6 +63,7 @@ def test_a_type_without_architectures_is_tried_as_what_it_has(
 ) -> None:
     source = load_model(config_file(tmp_path, kind, None))
     assert type(source.build()).__name__ == built
+    assert all(len(tensor) == 2 for tensor in source.example(2).values())
 
 
 @pytest.mark.parametrize(
@@ -87,3 +90,16 @@ def test_a_config_that_does_not_say_what_a_batch_needs_is_refused(tmp_path: Path
         InputError, match=r"no example batch of spectrograms.*num_mel_bins.*file.py"
     ):
         load_model(spec).example(2)
+
+
+def test_a_model_of_any_number_of_positions_has_a_batch(tmp_path: Path) -> None:
+    spec = config_file(tmp_path, "xlnet", "XLNetLMHeadModel", vocab_size=64)
+    assert load_model(spec).example(2)["input_ids"].shape == (2, 128)
+
+
+def test_a_model_that_cannot_be_built_is_refused_in_a_line(tmp_path: Path) -> None:
+    spec = config_file(tmp_path, "bert", "BertForMaskedLM", hidden_size=30)
+    with pytest.raises(
+        InputError, match=r"cannot be built: ValueError.*multiple.*check the config$"
+    ):
+        load_model(spec).build()

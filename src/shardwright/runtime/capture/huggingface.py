@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import json
 import math
 from collections.abc import Sequence
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import InputError
+from shardwright.runtime.capture.places import first_line
 from shardwright.runtime.capture.source import ModelSource, check_numbers
 from shardwright.runtime.capture.tasks import (
+    CAPTIONS,
     KNOWN_CONFIGS,
     TASK_ENDINGS,
     TASKS,
@@ -59,7 +62,7 @@ def _task_of(spec: str, config: Any, architectures: Sequence[Any]) -> Task:
     known = TASKS.get(config.model_type)
     if known and known[1] in ("spectrograms", "captions"):
         return known  # its one task has a name that means another for models of text
-    for task in _named_tasks(architectures) or ([known] if known else USUAL_TASKS):
+    for task in _named_tasks(architectures) or _usual_tasks(config):
         if _has_class(task[0], config):
             return task
     named = ", ".join(map(str, architectures)) or "no architectures"
@@ -80,6 +83,13 @@ def _named_tasks(architectures: Sequence[Any]) -> list[Task]:
     ]
 
 
+def _usual_tasks(config: Any) -> tuple[Task, ...]:
+    known = TASKS.get(config.model_type)
+    if known is None and _compares(config):
+        return (CAPTIONS,)
+    return USUAL_TASKS if known is None else (known,)
+
+
 _BY_HAND = "write a function that returns (module, batch), and name it as file.py:function"
 
 
@@ -91,16 +101,27 @@ def _has_class(task: str, config: Any) -> bool:
     return classes is None or type(config) in classes
 
 
+def _compares(config: Any) -> bool:
+    """Whether models of this type are taught by images and their captions, as CLIP is."""
+    import transformers
+
+    if not {"text_config", "vision_config"} <= config.sub_configs.keys():
+        return False
+    built = transformers.MODEL_MAPPING.get(type(config), None)
+    forward = getattr(built, "forward", None)
+    return forward is not None and "return_loss" in inspect.signature(forward).parameters
+
+
 def _example(
     spec: str, batch: str, config: Any, batch_size: int, seq: int | None
 ) -> dict[str, Tensor]:
     """Make an example batch. Raises InputError where the config does not say what it needs."""
     try:
         return MAKERS[batch](config, batch_size, seq)
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, RuntimeError) as error:
         raise InputError(
             f"model {spec!r}: no example batch of {batch} can be made from the config of a "
-            f"{config.model_type} model ({error}); {_BY_HAND}"
+            f"{config.model_type} model ({first_line(error)}); {_BY_HAND}"
         ) from error
 
 
@@ -141,7 +162,7 @@ def _from_config(spec: str, task: str, config: Any) -> nn.Module:
             module = build(copy.deepcopy(config))
     except Exception as error:
         raise InputError(
-            f"model {spec!r} cannot be built: {type(error).__name__}: {error}; check the config"
+            f"model {spec!r} cannot be built: {first_line(error)}; check the config"
         ) from error
     if task == "AutoModel":  # a loss has to be asked for
         module.forward = partial(module.forward, return_loss=True)
@@ -163,7 +184,8 @@ def _noise(shape: tuple[int, ...]) -> Tensor:
 
 def _length(config: Any, seq: int | None) -> int:
     names = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
-    limit = next((found for name in names if (found := getattr(config, name, None))), None)
+    found = (getattr(config, name, None) for name in names)
+    limit = next((one for one in found if one and one > 0), None)  # XLNet's -1: any number
     chosen = seq or min(DEFAULT_SEQ, limit or DEFAULT_SEQ)
     if limit and chosen > limit and config.model_type != "t5":
         raise InputError(f"seq {chosen} is longer than the model's {limit} positions; lower it")

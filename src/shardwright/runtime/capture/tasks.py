@@ -117,7 +117,7 @@ _IMAGES = ("AutoModelForImageClassification", "images")
 _MAPS = ("AutoModelForSemanticSegmentation", "maps")
 _SOUNDS = ("AutoModelForAudioClassification", "sounds")
 _SPECTROGRAMS = ("AutoModelForSpeechSeq2Seq", "spectrograms")
-_CAPTIONS = ("AutoModel", "captions")
+CAPTIONS = ("AutoModel", "captions")
 TASKS: dict[str, Task] = {
     **dict.fromkeys(("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2"), _MASKED),
     **dict.fromkeys(("t5", "bart", "marian", "pegasus", "mbart", "switch_transformers"), _PAIRS),
@@ -127,7 +127,7 @@ TASKS: dict[str, Task] = {
     "segformer": _MAPS,
     **dict.fromkeys(("wav2vec2", "hubert"), _SOUNDS),
     "whisper": _SPECTROGRAMS,
-    "clip": _CAPTIONS,
+    "clip": CAPTIONS,
 }
 # What types that are not listed are tried as: the first that transformers has a class of theirs for.
 USUAL_TASKS: tuple[Task, ...] = (
@@ -136,7 +136,7 @@ USUAL_TASKS: tuple[Task, ...] = (
 # What the name of a class says; of several the first that transformers has a class of the type for.
 TASK_ENDINGS: dict[str, tuple[Task, ...]] = {
     "ForCausalLM": (_NEXT,),
-    "LMHeadModel": (_NEXT,),
+    "LMHeadModel": (_NEXT, _MASKED),
     "ForMaskedLM": (_MASKED,),
     "ForImageClassification": (_IMAGES,),
     "ForSemanticSegmentation": (_MAPS,),
