@@ -136,9 +136,7 @@ class Opaque:
 
     def _given(self, place: int, tensor: Tensor) -> Tensor:
         """Return an argument that may be asked for gradients without a trace outside."""
-        if (
-            self.overwrites
-        ):  # which are read again where this is recomputed, and by microbatches and ranks beside
+        if self.overwrites:  # others read it again: recomputation, microbatches, ranks beside
             tensor = tensor.clone()
         if tensor.requires_grad:
             return tensor

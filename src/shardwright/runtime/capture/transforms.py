@@ -155,12 +155,17 @@ def _traced(
 @contextlib.contextmanager
 def _nothing_left() -> Iterator[None]:
     """End the transforms that an error has interrupted, which all that follows would otherwise run inside of."""
+    begun = _num_transforms()
     try:
         yield
     except BaseException:
-        while _functorch.peek_interpreter_stack() is not None:
+        while _num_transforms() > begun:
             _functorch.pop_dynamic_layer_stack()
         raise
+
+
+def _num_transforms() -> int:
+    return len(_functorch.get_interpreter_stack() or ())
 
 
 def _empty(value: Any) -> Any:
