@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 Draw = Literal[
-    "float", "unit", "constant", "integer", "boolean", "complex", "definite", "pivots", "given"
+    "float",
+    "unit",
+    "constant",
+    "integer",
+    "places",
+    "boolean",
+    "complex",
+    "definite",
+    "pivots",
+    "given",
 ]
 
 
@@ -15,7 +24,7 @@ class Drawn:
     """A tensor argument to be drawn at random.
 
     ``definite`` matrices are symmetric and positive definite. ``unit`` is between 0 and 1, ``constant`` likewise without a gradient, integers are below
-    ``high``, ``pivots`` of factorised matrices are of 32 bits. A ``given`` vector holds its values in ``shape``.
+    ``high``, ``places`` too, each once in its plane (the last two dims), ``pivots`` of factorised matrices are of 32 bits. A ``given`` vector holds its values in ``shape``.
     """
 
     draw: Draw

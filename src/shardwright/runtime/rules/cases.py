@@ -204,6 +204,10 @@ def _draw(value: Drawn, generator: torch.Generator) -> Tensor:
         return torch.randn(value.shape, generator=generator, dtype=torch.float64)
     if value.draw == "complex":
         return torch.randn(value.shape, generator=generator, dtype=torch.complex128)
+    if value.draw == "places":
+        *outer, rows, columns = value.shape
+        order = torch.rand((*outer, value.high), generator=generator).argsort(-1)
+        return order[..., : rows * columns].reshape(value.shape)
     if value.draw == "definite":
         root = torch.randn(value.shape, generator=generator, dtype=torch.float64)
         return root @ root.mT + torch.eye(value.shape[-1], dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.verbs.examples.notation import B, F, I, K, L, U, call, every, fixed
+from shardwright.verbs.examples.notation import B, D, F, I, K, L, U, call, every, fixed
 
 EXAMPLES = {
     "shardwright.embedding_bags": (
@@ -28,7 +28,9 @@ EXAMPLES = {
     **every("scatter_reduce.two", call(F(4, 6), 1, I(4, 2), F(4, 2), "amax")),
     **every("affine_grid_generator.default", call(F(4, 2, 3), [4, 2, 6, 5], False)),
     **every("searchsorted.Tensor", call(L(-1, 0, 1), K(4, 6)), call(K(4, 5), K(4, 3))),
-    "shardwright.max_unpool2d": (fixed((3, 5), call(F(4, 2, 3, 3), I(4, 2, 3, 3), [5, 5])),),
+    "shardwright.max_unpool2d": (
+        fixed((3, 5), call(F(4, 2, 3, 3), D(4, 2, 3, 3, high=25), [5, 5])),
+    ),
     **every("take.default", call(F(4, 6), I(8, 2, high=4)), call(F(6), I(4, high=6))),
     **every("cartesian_prod.default", call([F(4), F(6)]), call([F(6), F(2), F(8)]), call([F(4)])),
     **every("bucketize.Tensor", call(F(4, 6), L(-1, 0, 1))),

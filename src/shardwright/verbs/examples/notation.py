@@ -1,9 +1,9 @@
 """How an example call is written.
 
 A call is written as the user would write it; ``F``, ``U``, ``I``, ``B`` stand for tensors: floats
-of either sign, floats between 0 and 1, integers below ``high``, booleans; ``P`` for positive
-definite matrices, ``V`` for pivots of factors; ``K`` is ``U`` where
-torch has no gradient to give. Sizes are multiples of small numbers so that dims can be split, and
+of either sign, floats between 0 and 1, integers below ``high``, booleans; ``D`` for integers that
+differ, ``P`` for positive definite matrices, ``V`` for pivots of factors; ``K`` is ``U`` where torch
+has no gradient to give. Sizes are multiples of small numbers so that dims can be split, and
 differ so that they cannot be confused: random shapes are made from an example by giving every
 size another one, everywhere it stands.
 """
@@ -40,6 +40,12 @@ def P(*shape: int) -> Drawn:
 def I(*shape: int, high: int = 5) -> Drawn:  # noqa: E743
     """Integers from 0 to below ``high``."""
     return Drawn("integer", shape, high)
+
+
+def D(*shape: int, high: int) -> Drawn:
+    """Integers from 0 to below ``high``, different within the last two dims: where two write to one place, either may
+    be the last."""
+    return Drawn("places", shape, high)
 
 
 def B(*shape: int) -> Drawn:
