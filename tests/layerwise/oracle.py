@@ -13,15 +13,21 @@ from shardwright.layerwise import PipelineProblem, find_cuts
 SCHEDULES = ("pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as")
 
 
+def eighths(number):
+    """Bytes that add up exactly: what just fits would else depend on the order of additions. Seconds are none of a few
+    binary digits then, which halve to what rounding makes of them."""
+    return round(8 * number) / 8
+
+
 def random_graph(rng, most_layers=6, chain=False):
     count = rng.randint(1, most_layers)
     layers = tuple(
         Layer(
             name=f"layer{i}",
-            forward_seconds=rng.choice([0.0, 1.0, 2.0, rng.random() * 3]),
-            backward_seconds=rng.choice([0.0, 2.0, rng.random() * 5]),
-            activation_bytes=rng.choice([0.0, 1.0, rng.random() * 8]),
-            parameter_bytes=rng.choice([0.0, 0.0, 1.0, rng.random() * 8]),
+            forward_seconds=rng.choice([0.0, 1.0, 2.0, eighths(rng.random() * 3)]),
+            backward_seconds=rng.choice([0.0, 2.0, eighths(rng.random() * 5)]),
+            activation_bytes=rng.choice([0.0, 1.0, eighths(rng.random() * 8)]),
+            parameter_bytes=rng.choice([0.0, 0.0, 1.0, eighths(rng.random() * 8)]),
         )
         for i in range(count)
     )
@@ -48,7 +54,8 @@ def random_problem(rng, most_layers=6, most_workers=4, chain=False, most_shards=
         WorkerKind(
             count=rng.randint(1, most_workers // kinds),
             speed=rng.choice([1.0, 1.0, 0.5, 2.0]),
-            memory_bytes=rng.choice([math.inf, rng.uniform(2, 60)]),
+            # No share of eighths among so few workers is as large.
+            memory_bytes=rng.choice([math.inf, eighths(rng.uniform(2, 60)) + 0.03]),
         )
         for _ in range(kinds)
     )
