@@ -76,8 +76,10 @@ class Flops(TorchDispatchMode):
     def aside(self) -> Iterator[None]:
         """Let what whoever watches does itself not count as a use."""
         self._is_aside = True
-        yield
-        self._is_aside = False
+        try:
+            yield
+        finally:
+            self._is_aside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -62,7 +62,7 @@ def _task_of(spec: str, config: Any, architectures: Sequence[Any]) -> Task:
     known = TASKS.get(config.model_type)
     if known and known[1] in ("spectrograms", "captions"):
         return known  # its one task has a name that means another for models of text
-    for task in _named_tasks(architectures) or _usual_tasks(config):
+    for task in _named_tasks(architectures) or _usual_tasks(config, known):
         if _has_class(task[0], config):
             return task
     named = ", ".join(map(str, architectures)) or "no architectures"
@@ -83,11 +83,10 @@ def _named_tasks(architectures: Sequence[Any]) -> list[Task]:
     ]
 
 
-def _usual_tasks(config: Any) -> tuple[Task, ...]:
-    known = TASKS.get(config.model_type)
-    if known is None and _compares(config):
-        return (CAPTIONS,)
-    return USUAL_TASKS if known is None else (known,)
+def _usual_tasks(config: Any, known: Task | None) -> tuple[Task, ...]:
+    if known is not None:
+        return (known,)
+    return (CAPTIONS,) if _compares(config) else USUAL_TASKS
 
 
 _BY_HAND = "write a function that returns (module, batch), and name it as file.py:function"

@@ -44,7 +44,6 @@ from shardwright.runtime.capture.writes import (
     Arguments,
     Snapshot,
     put_back,
-    same_results,
     written_parameters,
 )
 
@@ -147,7 +146,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         # The first call may have filled them.
         written = written_parameters(twin, state, again.written, batch)
         moving = changes(warm, fingerprint(twin))
-        same = same_results(first, second)
+        same = _same(first, second)
         if same is None:  # without values, unless both calls did the same things
             same, is_sure = True, watch.stream == again.stream
         if same:  # what only the first call changed is a cache
@@ -155,7 +154,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
 
             def repeats() -> bool:
                 put_back(twin, state.values)
-                return bool(same_results(first, _Watch(twin).run(batch)))
+                return bool(_same(first, _Watch(twin).run(batch)))
 
             made_anew = remade(twin, changed, repeats)
             changed = [one for one in changed if one not in made_anew]
@@ -201,6 +200,14 @@ def _like(tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided:  # nested rows, sparse matrices
         raise Unsupported("a tensor that is not dense")
     return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def _same(one: Any, other: Any) -> bool | None:
+    """Whether two results have equal values, None for tensors without values."""
+    pairs = list(zip(tensors_of(one), tensors_of(other), strict=False))
+    if any(isinstance(tensor, FakeTensor) for pair in pairs for tensor in pair):
+        return None
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 class _Watch:

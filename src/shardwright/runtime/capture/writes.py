@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.counting import Flops, memories_of, tensors_of, written_by
+from shardwright.runtime.capture.counting import Flops, memories_of, written_by
 from shardwright.runtime.capture.keeping import untouched_numbers
 
 
@@ -83,21 +84,13 @@ def _same_values(before: Tensor, after: Tensor) -> bool:
     return same and torch.equal(before.nan_to_num(), after.nan_to_num())
 
 
-def same_results(one: Any, other: Any) -> bool | None:
-    """Whether two results have equal values, None for tensors without values."""
-    pairs = list(zip(tensors_of(one), tensors_of(other), strict=False))
-    if any(isinstance(tensor, FakeTensor) for pair in pairs for tensor in pair):
-        return None
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
-
-
 class Arguments:
     """What modules write of what they are given, and whether anybody uses it once they are done."""
 
     def __init__(self, counted: Flops) -> None:
         self._counted = counted
         self._begun: list[list[int]] = []
-        self._written: dict[str, list[tuple[Tensor, int]]] = {}
+        self._written: dict[str, list[tuple[StorageWeakRef, int]]] = {}
 
     def enter(self, given: Sequence[Tensor]) -> None:
         """See what a module is called with."""
@@ -107,7 +100,9 @@ class Arguments:
         """See what the call has made of it."""
         for tensor, before in zip(given, self._begun.pop(), strict=True):
             if _version(tensor) != before:
-                self._written.setdefault(path, []).append((tensor, self._counted.count))
+                # Weak: what is held would count as kept.
+                found = ((StorageWeakRef(one), self._counted.count) for one in memories_of(tensor))
+                self._written.setdefault(path, []).extend(found)
 
     @property
     def written(self) -> frozenset[str]:
@@ -120,9 +115,8 @@ class Arguments:
         return frozenset(
             path
             for path, found in self._written.items()
-            for tensor, count in found
-            for memory in memories_of(tensor)
-            if self._counted.used.get(memory._cdata, 0) > count
+            for memory, count in found
+            if self._counted.used.get(memory.cdata, 0) > count
         )
 
 
