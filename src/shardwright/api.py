@@ -192,7 +192,8 @@ def run(
     *,
     pick: int | None = None,
 ) -> TrainingRun:
-    """Train on this machine: one process per device of the plan, started and watched from here."""
+    """Train on this machine: one process per device of the plan, started and watched from here; or, called by
+    every rank under torchrun, on those. Ctrl-C, and a scheduler's SIGTERM with a checkpoint folder, ask for the end."""
     from shardwright.verbs.training import start
 
     document = document_of(plan)
@@ -208,7 +209,7 @@ def compare(
     *,
     pick: int | None = None,
 ) -> Comparison:
-    """Train a few steps, and lay the measured timeline beside the predicted one."""
+    """Train a few steps as ``run`` does, and lay the measured timeline beside the predicted one."""
     from dataclasses import replace
 
     from shardwright.verbs.training import start

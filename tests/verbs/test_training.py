@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+from pathlib import Path
 
 import pytest
 
+from shardwright.cli import app
 from shardwright.core.costs import CostTable
+from shardwright.core.plan import Frontier
 from shardwright.errors import InputError
-from shardwright.files.planfile import Origin
-from shardwright.planner.search import search
+from shardwright.files.clusterfile import read_cluster
+from shardwright.files.planfile import Origin, write_plan
+from shardwright.planner.search import Limits, as_strategy, survey
+from shardwright.planner.space import Seed
 from shardwright.runtime.forecast import Forecast
 from shardwright.runtime.train import LoopEnd, Step
 from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import ForecastError
+from shardwright.verbs.subject import capture
 from shardwright.verbs.training import _event, _outcome, start
-from tests.planner.search.models import cluster, mlp
+from tests.runtime.world import run_ranks
+from tests.verbs.test_hosts import HOSTS
+from tests.verbs.test_trials import MODEL
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +38,7 @@ def test_a_forecast_goes_from_a_step_into_the_run() -> None:
     steps.append(Step(number=8, loss=1.0, seconds=0.1, forecast=seen))
     events = [json.loads(json.dumps(_event(step, None) | {"tokens": 0.0})) for step in steps]
     end = LoopEnd(first_step=5, checkpoint="", is_complete=True)
-    run = _outcome([end], events).run
+    run = _outcome(end, [0.0], events).run
     assert run.forecasts == (ForecastError(step=5, predicted=3.0, stale=4.0),)
 
 
@@ -39,12 +49,38 @@ def test_lateness_is_allowed_to_a_search_only() -> None:
         Request(staleness=3, method="mcmc")
 
 
-def test_a_run_in_every_rank_of_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = mlp()
-    plan = search(graph, cluster(1, 2), CostTable(), seed_plan="megatron:2x1").best
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        InputError, match="torchrun has started 2 of this command; leave torchrun out"
-    ):
-        start(plan, Origin(), Job(model="net.py:build"), Watch())
+def on_a_rank(folder: str, *commands: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Give commands as every rank of torchrun gives them; return what each printed, and the folders left."""
+    said = list[tuple[str, str]]()
+    with contextlib.chdir(folder):
+        for words in commands:
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                app(list(words), standalone_mode=False)
+            said.append((words[0], out.getvalue()))
+    return said
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(200)
+def test_under_torchrun_a_plan_of_hosts_is_run_and_compared_and_rank_0_speaks(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    where, model = read_cluster(HOSTS.format(count=2, devices=1)), f"{tmp_path}/net.py:build"
+    graph = capture(model, global_batch=8, precision="float32").graph
+    searched = survey(graph, where, CostTable(), limits=Limits(max_candidates=2)).settled()
+    plan = searched.plan(as_strategy(searched.context, Seed(data=2)))
+    write_plan(tmp_path / "plan.json", Frontier(plans=(plan,)), origin=Origin(), cluster=where)
+    run = ("run", "plan.json", model, "--json", "-n", "6", "--checkpoint-dir", "kept")
+    more = ("run", "plan.json", model, "--json", "-n", "9", "--checkpoint-dir", "kept", "--resume")
+    seen = ("compare", "plan.json", model, "--json", "-n", "4", "--trace", "trace.json")
+    first, second = run_ranks(2, on_a_rank, str(tmp_path), run, more, seen, timeout=100)
+    assert [text for _, text in second] == ["", "", ""]
+    trained, resumed, compared = (json.loads(text) for _, text in first)
+    assert (trained["first_step"], len(trained["losses"]), trained["complete"]) == (0, 6, True)
+    assert (resumed["first_step"], len(resumed["losses"])) == (6, 3)
+    alone = start(plan, Origin(), Job(model=model, steps=9), Watch()).run  # on this machine
+    assert trained["losses"] + resumed["losses"] == list(alone.losses)
+    rows = {row["name"]: row for row in compared["rows"]}
+    assert rows["step time"]["measured"] > 0.0
+    assert (tmp_path / "trace.json").is_file()

@@ -169,8 +169,7 @@ def test_tuning_writes_what_ran_and_what_was_fitted_for_the_next_planning(tmp_pa
     done = shardwright(*words, "--seed-plan", "megatron:1x2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     plan, model = str(tmp_path / "plan.json"), f"{tmp_path}/net.py:build"
-    first, second = launch(tune, 2, (plan, model))
-    assert (first.is_first, second.is_first) == (True, False)
+    first, _ = launch(tune, 2, (plan, model))
     document = read_plan_file(plan)
     assert document.frontier == first.frontier
     best = document.frontier.best

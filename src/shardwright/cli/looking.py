@@ -73,7 +73,7 @@ def profile(
     """Measure links and a model's operators, here or under torchrun."""
     from shardwright import api, console
 
-    terminal = terminal_for(json)
+    terminal = terminal_for(json, ranks=True)
     request = Request(**asked, measure="always" if again else "auto")
     with terminal.progress() as watch:
         found = api.profile(model, request, watch, cluster=cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -101,8 +102,8 @@ def given(context: typer.Context) -> dict[str, str]:
     }
 
 
-def terminal_for(as_json: bool) -> Terminal:
-    """Return where a command speaks."""
+def terminal_for(as_json: bool, *, ranks: bool = False) -> Terminal:
+    """Return where a command speaks; one that all ``ranks`` call together says everything on rank 0."""
     from shardwright.console import Terminal
 
-    return Terminal(as_json)
+    return Terminal(as_json, is_mute=ranks and os.environ.get("RANK", "0") != "0")

@@ -31,10 +31,10 @@ def run(
     pick: Pick = None,
     json: Json = False,
 ) -> None:
-    """Train on this machine, one process per device."""
+    """Train, one process per device: here, or under torchrun on its ranks."""
     from shardwright import api, console
 
-    terminal = terminal_for(json)
+    terminal = terminal_for(json, ranks=True)
     job = Job(model=model, **asked)
     notes = [
         note
@@ -58,13 +58,14 @@ def compare(
     trace: Annotated[str, typer.Option("--trace", help="Write a Perfetto trace of both.")] = "",
     json: Json = False,
 ) -> None:
-    """Train a few steps; lay predicted beside measured."""
+    """Train a few steps, here or under torchrun; lay predicted beside measured."""
     from shardwright import api, console
 
-    terminal = terminal_for(json)
+    terminal = terminal_for(json, ranks=True)
     with terminal.training(steps) as watch:
         comparison = api.compare(plan, Job(model=model, steps=steps), watch, pick=pick)
-    console.show_comparison(terminal, comparison, api.save_trace(comparison.story, trace))
+    file = None if terminal.is_mute else api.save_trace(comparison.story, trace)
+    console.show_comparison(terminal, comparison, file)
 
 
 @app.command()
@@ -82,7 +83,7 @@ def tune(
     """Under torchrun: run the plans, choose the fastest measured, fit costs."""
     from shardwright import api, console
 
-    console.show_tuning(terminal_for(json), api.tune(plan, model, out=out, tries=tries))
+    console.show_tuning(terminal_for(json, ranks=True), api.tune(plan, model, out=out, tries=tries))
 
 
 @app.command()

@@ -98,9 +98,7 @@ def show_graph(
 
 
 def show_profile(terminal: Terminal, found: Profile) -> None:
-    """Print what was measured; rank 0 speaks for all."""
-    if not found.is_first:
-        return
+    """Print what was measured."""
     text = f"{found.num_measured} new measurements, {found.num_known} known in this environment."
     terminal.say(Text(text))
     for name, value in found.costs.overheads:
@@ -150,7 +148,8 @@ def show_study(terminal: Terminal, study: Study, path: Path) -> None:
         terminal.next(f"`shardwright run {path} {model}` trains with it")
     else:
         terminal.next(
-            f"`shardwright report {path} {model}` shows more; on the cluster, torchrun trains"
+            f"`shardwright report {path} {model}` shows more; on the cluster, "
+            f"`torchrun ... -m shardwright run {path} {model}` trains"
         )
 
 

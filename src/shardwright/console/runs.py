@@ -123,9 +123,7 @@ def show_comparison(terminal: Terminal, comparison: Comparison, trace: Path | No
 
 
 def show_tuning(terminal: Terminal, found: Tuning) -> None:
-    """Print what ran and what was chosen; rank 0 speaks for all."""
-    if not found.is_first:
-        return
+    """Print what ran and what was chosen."""
     frontier = found.frontier
     spreads = [one.measured.spread_seconds if one.measured else 0.0 for one in frontier.plans]
     terminal.say(frontier_table(frontier, spreads), chosen_lines(frontier))

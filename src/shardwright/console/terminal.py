@@ -28,16 +28,17 @@ LEAST_WAIT = 0.02  # of a step, for input: less is no news
 
 
 class Terminal:
-    """Where a command speaks: tables or JSON on standard output, progress on standard error."""
+    """Where a command speaks: tables or JSON on standard output, progress on standard error; one that
+    ``is_mute`` nowhere."""
 
-    def __init__(self, as_json: bool = False) -> None:
-        self.as_json = as_json
+    def __init__(self, as_json: bool = False, is_mute: bool = False) -> None:
+        self.as_json, self.is_mute = as_json, is_mute
         self.out = _console(stderr=False)
         self.err = _console(stderr=True)
 
     def say(self, *parts: RenderableType) -> None:
         """Print for people, a blank line after each part."""
-        if not self.as_json:
+        if not (self.as_json or self.is_mute):
             for part in parts:
                 if not self.out.is_terminal:
                     self.out.width = _width(self.out, part)
@@ -46,14 +47,14 @@ class Terminal:
 
     def emit(self, **values: object) -> None:
         """Print for machines."""
-        if self.as_json:
+        if self.as_json and not self.is_mute:
             from shardwright.core.codec import dumps
 
             self.out.file.write(dumps(encode_loosely(values)))
 
     def next(self, text: str) -> None:
         """Say what to do next."""
-        if not self.as_json:
+        if not (self.as_json or self.is_mute):
             self.out.print(Text.assemble(("Next: ", "dim"), text), soft_wrap=True)
 
     @contextlib.contextmanager
@@ -106,7 +107,7 @@ class Terminal:
             TimeElapsedColumn(),
             console=self.err,
             transient=True,
-            disable=not self.err.is_terminal,
+            disable=self.is_mute or not self.err.is_terminal,
         )
 
 

@@ -63,7 +63,6 @@ def profile_hosts(model: str, cluster: Cluster | str, request: Request, watch: W
         num_measured=count,
         num_known=len(costs.operators) + sum(len(points) for _, points in costs.collectives),
         notes=notes,
-        is_first=rank == 0,
     )
 
 

@@ -43,14 +43,13 @@ class Coverage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What profiling did: how many measurements were made and how many are known. ``notes``: what of
-    those no longer holds. ``is_first``: on rank 0, or without ranks."""
+    those no longer holds."""
 
     cluster: Cluster
     costs: CostTable
     num_measured: int
     num_known: int
     notes: tuple[str, ...] = ()
-    is_first: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Training from the command line: ranks are started here, and watched through files they append to.
 
 ``start`` runs in the parent, ``train_rank`` in every rank. A rank is told everything through a
-private folder: the plan, the job, and afterwards its results; nothing is left behind.
+private folder: the plan, the job, and afterwards its results; nothing is left behind. Where torchrun has
+started the ranks, each of them is its own parent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -56,31 +58,30 @@ class Outcome:
 
 
 def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
-    """Train on this machine and return what happened. Raises RunError when a rank failed, KeyboardInterrupt where
-    the watch asked to stop before all ranks were ready to train."""
+    """Train and return what happened: on the ranks of which this process is one, as torchrun starts them on the
+    hosts of a plan, else on ranks of this machine that are started here. Raises RunError when a rank failed,
+    KeyboardInterrupt where the watch asked to stop before all ranks were ready to train."""
+    _check_clip(plan.strategy, job.clip)
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 or "LOCAL_RANK" not in os.environ
+    return (_start_ranks if alone else _among_ranks)(plan, origin, job, watch)
+
+
+def _start_ranks(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
     from shardwright.runtime.checkpoint import tidied
     from shardwright.runtime.launch import launch
     from shardwright.runtime.profile import local_backend, num_local_devices
-    from shardwright.runtime.scratch import scratch
     from shardwright.runtime.stopped import Stopped, Stops
 
     devices = plan.strategy.devices
-    _check_alone()
     if len(devices) > num_local_devices():
         raise InputError(
             f"the plan needs {len(devices)} devices, but this machine has {num_local_devices()}; "
-            "plan for this machine (--cluster local), or start ranks on its hosts with torchrun"
+            "plan for this machine (--cluster local), or start the command on its hosts: torchrun --nnodes ... "
+            "-m shardwright run PLAN MODEL"
         )
-    _check_clip(plan.strategy, job.clip)
     watch.tell("starting ranks", 0.0)
-    with scratch() as folder, tidied(job.checkpoint_dir):
-        write_plan(folder / "plan.json", plan)
-        task = Task(
-            job=job,
-            seq=origin.seq,
-            optimizer=job.optimizer or origin.optimizer,
-            folder=str(folder),
-        )
+    with _told(plan, origin, job) as task, tidied(job.checkpoint_dir):
+        folder = Path(task.folder)
         with following(folder, watch):
             try:
                 ends = launch(
@@ -89,15 +90,41 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
                 )  # fmt: skip
             except Stopped:
                 raise KeyboardInterrupt from None
-        return _outcome(ends, read_events(folder / "events"))
+        return _outcome(ends[0], [_waited(end) for end in ends], read_events(folder / "events"))
 
 
-def _check_alone() -> None:
-    """Refuse to start ranks in every rank of torchrun."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise InputError(
-            f"a run starts the ranks of this machine itself, but torchrun has started {size} of this command; "
-            "leave torchrun out, or let it start a script that calls shardwright.build"
+def _among_ranks(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
+    """Train as one rank, told by itself; all ranks return what rank 0 saw. A scheduler's SIGTERM, as torchrun's
+    agent passes on Ctrl-C, asks for a checkpoint where those are kept."""
+    from shardwright.runtime.agreement import from_first, gathered
+    from shardwright.runtime.checkpoint import tidied
+    from shardwright.runtime.launch import meet
+    from shardwright.runtime.status import INTERRUPTION
+
+    INTERRUPTION.listen(termination=bool(job.checkpoint_dir))
+    root = job.checkpoint_dir if os.environ["RANK"] == "0" else ""
+    with _told(plan, origin, job) as task, tidied(root):
+        folder = Path(task.folder)
+        with following(folder, watch):
+            end = train_rank(task)
+        events = from_first(lambda: read_events(folder / "events"))
+        waits = gathered(_waited(end))
+        meet("at the end of training")
+    return _outcome(end, waits, events)
+
+
+@contextmanager
+def _told(plan: Plan, origin: Origin, job: Job) -> Iterator[Task]:
+    """Give what a rank is told, in a folder that is gone afterwards."""
+    from shardwright.runtime.scratch import scratch
+
+    with scratch() as folder:
+        write_plan(folder / "plan.json", plan)
+        yield Task(
+            job=job,
+            seq=origin.seq,
+            optimizer=job.optimizer or origin.optimizer,
+            folder=str(folder),
         )
 
 
@@ -218,10 +245,14 @@ def _warm(values: Sequence[float]) -> Sequence[float]:
     return values[WARM_STEPS:] or values or [0.0]
 
 
-def _outcome(ends: list[LoopEnd], events: list[dict[str, float]]) -> Outcome:
-    end = ends[0]
+def _waited(end: LoopEnd) -> float:
+    """Return how long a rank's steps waited for their batches, the mean of the warm ones."""
+    return statistics.fmean(_warm(end.waits))
+
+
+def _outcome(end: LoopEnd, waits: list[float], events: list[dict[str, float]]) -> Outcome:
+    """Return what happened from what rank 0 saw and how long each rank waited for input."""
     # Who waits for input makes the others wait in the step: the wait of a step is that of who waits longest.
-    waits = [statistics.fmean(_warm(one.waits)) for one in ends]
     waited = max(waits)
     typical = statistics.median(_warm(_all(events, "seconds")))
     typical = max(0.0, typical - (waited - waits[0]))

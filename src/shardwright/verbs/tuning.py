@@ -39,12 +39,11 @@ PLAIN_PLANS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """A tuned frontier, where it was written, and the factors fitted. ``is_first``: on rank 0."""
+    """A tuned frontier, where it was written, and the factors fitted."""
 
     frontier: Frontier
     path: Path
     factors: tuple[tuple[str, float], ...]
-    is_first: bool
 
 
 def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | None = None) -> Tuning:
@@ -103,7 +102,7 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
         origin = document.origin.model_copy(update={"factors": dict(table.factors)})
         write_plan(path, frontier, origin=origin, cluster=cluster)
     meet("at the end of tuning")
-    return Tuning(frontier=frontier, path=path, factors=table.factors, is_first=rank == 0)
+    return Tuning(frontier=frontier, path=path, factors=table.factors)
 
 
 def _tuned(survey: Survey, before: Frontier, known: dict[Strategy, Measured]) -> Frontier:
