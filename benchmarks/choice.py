@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from choice_hosts import host_part
-from choice_models import BATCHES, TUNED
+from choice_models import ALL, BATCHES, TUNED, spec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
@@ -36,7 +36,6 @@ from shardwright.verbs.study import study
 from shardwright.verbs.training import start
 from shardwright.verbs.trials import told_apart
 
-FILE = Path(__file__).with_name("choice_models.py")
 MOST_PLANS = 10
 
 
@@ -59,9 +58,9 @@ class Ran:
 def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
     """Return what ran of a model, torch's own step, and the steps of the chosen plans: predicted
     only, tried; and of plain data parallelism."""
-    spec, batch = f"{FILE}:{name}", BATCHES[name]
-    believed = study(spec, None, Request(global_batch=batch, trials=0), Watch())
-    told = study(spec, None, Request(global_batch=batch), Watch())
+    model, batch = spec(name), ALL[name]
+    believed = study(model, None, Request(global_batch=batch, trials=0), Watch())
+    told = study(model, None, Request(global_batch=batch), Watch())
     plans: dict[object, Plan] = {}
     for plan in (
         *believed.plain,
@@ -72,7 +71,7 @@ def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
     ):
         plans.setdefault(plan.strategy, plan)
     raced = list(plans.values())[:MOST_PLANS]
-    entry = Entry(model=spec, seq=None, optimizer="adamw", environment="")
+    entry = Entry(model=model, seq=None, optimizer="adamw", environment="")
     laps = run_trial(raced, entry, Watch(), with_torch=True)
     rows = [
         Ran(
@@ -80,7 +79,7 @@ def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
             predicted=plan.predicted.step_seconds,
             measured=lap.seconds,
             spread=lap.spread,
-            memory=memory_ratio(plan, spec, told),
+            memory=memory_ratio(plan, model, told),
         )
         for plan, named, lap in zip(raced, labels.told_apart(raced), laps, strict=False)
     ]
@@ -90,9 +89,9 @@ def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
     return rows, laps[-1].seconds, chosen[0], chosen[1], plain
 
 
-def memory_ratio(plan: Plan, spec: str, told: Study) -> float:
+def memory_ratio(plan: Plan, model: str, told: Study) -> float:
     """Return the predicted over the measured peak of a plan's tensors, on the device with most."""
-    job = Job(model=spec, steps=2, learning_rate=LEARNING_RATE, profiles=True)
+    job = Job(model=model, steps=2, learning_rate=LEARNING_RATE, profiles=True)
     timeline = start(plan, told.origin, job, Watch()).timeline
     assert timeline is not None  # asked for
     predicted = tell(plan, told.graph, told.cluster, told.costs)
@@ -156,7 +155,7 @@ def machine_part(names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(BATCHES), help="models, by comma")
+    parser.add_argument("--only", default=",".join(BATCHES), help=f"of {', '.join(ALL)}")
     parser.add_argument("--hosts", default="2", help="numbers of hosts, by comma; 0 for none")
     parser.add_argument("--rates", default="100mbit,200mbit,1gbit")
     parser.add_argument("--no-machine", action="store_true", help="hosts only")

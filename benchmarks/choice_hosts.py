@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from choice_models import BATCHES
+from choice_models import ALL, spec
 from ranks import inside, run_all
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
@@ -56,7 +56,6 @@ from shardwright.verbs.subject import capture, find_cluster, training_of
 from shardwright.verbs.trials import as_measured, runnable, told_apart, with_measured
 from tests.hosts import hosts, why_not
 
-FILE = Path(__file__).with_name("choice_models.py")
 DESCRIPTION = """
 name = "hosts"
 [kind.core]
@@ -155,19 +154,19 @@ class Hosts:
 
     def case(self, name: str) -> Case:
         """Measure, plan and tune one model."""
-        spec, where = f"{FILE}:{name}", ["-c", str(self.file), "-b", str(BATCHES[name])]
+        model, where = spec(name), ["-c", str(self.file), "-b", str(ALL[name])]
 
         def planned(*more: str) -> PlanFile:
             path = self.folder / "plan.json"
-            command = [sys.executable, "-m", "shardwright", "plan", spec, *where, "-o", str(path)]
+            command = [sys.executable, "-m", "shardwright", "plan", model, *where, "-o", str(path)]
             subprocess.run([*command, *more], check=True, capture_output=True, timeout=TIMEOUT)
             return read_plan_file(path)
 
         described = planned("--measure", "never").frontier
-        self.on_each("-m", "shardwright", "profile", spec, *where)
+        self.on_each("-m", "shardwright", "profile", model, *where)
         document = planned()
         measured = known_costs(where=environment_of(self.cluster))
-        graph = capture(spec, global_batch=BATCHES[name], precision="float32").graph
+        graph = capture(model, global_batch=ALL[name], precision="float32").graph
         training = training_of(document.frontier.best.strategy)
         survey = surveyed(graph, self.cluster, measured, document.frontier, training)
         first, *others = survey.plain
@@ -176,7 +175,7 @@ class Hosts:
         # On fewer hosts plans would have all cores to themselves, which are shared here.
         whole = [one for one in every if len(one.strategy.devices) == len(self.names)]
         plans = runnable(survey, whole)[:MOST_PLANS]
-        laps, peaks = self._laps(spec, plans)
+        laps, peaks = self._laps(model, plans)
         known = dict(zip([one.strategy for one in plans], laps, strict=True))
         fitted = refit(survey.context, {one: lap.step_seconds for one, lap in known.items()})
         tables = CostTable(), measured, fitted

@@ -6,13 +6,22 @@ Drawn into two halves once, by name: constants may be looked at on ``TUNED``, re
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import choice_others
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 TUNED = ("wide", "convolution", "tiny")
 BATCHES = {"wide": 64, "decoder": 16, "convolution": 32, "deep": 128, "words": 32, "tiny": 64}
+ALL = BATCHES | choice_others.BATCHES
+
+
+def spec(name: str) -> str:
+    """Return a model by the name that a command takes."""
+    file = __file__ if name in BATCHES else choice_others.__file__
+    return f"{Path(file).resolve()}:{name}"
 
 
 class Perceptron(nn.Module):

@@ -121,8 +121,8 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     """
     count = len(backward)
     places, values = backward.written_at, backward.written
-    once = np.zeros(len(values), dtype=np.bool_)
-    once[np.unique(values, return_index=True)[1]] = True
+    turn = _turns(values)
+    once = turn == 0
     is_sum = marked(facts, GRADIENT)[values]
     last_only = backward.last_only
     kept = is_sum & once & ~marked(facts, BY_MICROBATCH)[values]
@@ -136,24 +136,35 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     saved, alone = backward.freed, lifetimes.temporary
     wide = is_sum & marked(facts, WIDE)[values]
     again = is_sum & ~once & ~wide
-    for chosen in (again, again | (new & ~wide)):
-        sizes, mine = facts.bytes[values[chosen]], places[chosen]
-        total, most = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-        np.add.at(total, mine, sizes)
-        np.maximum.at(most, mine, sizes)
-        # All terms of a backward are there before the first is added, and a sum is first taken out
-        # of place; by then what autograd saved is gone.
+    # A slot's second term is added out of place, further ones in place, where each microbatch begins anew and where
+    # all add to one.
+    own = marked(facts, BY_MICROBATCH)[values]
+    times = np.bincount(values[~last_only[places]], minlength=len(facts.bytes))[values]
+    for before, name in enumerate(("temporary", "second", "onward")):
+        chosen = again if before == 0 else again | (new & ~wide)
+        is_new = chosen & (np.where(own, turn, turn + before * times) == 1)
+        sizes, mine = facts.bytes[values], places
+        total, most, largest = np.zeros(count, dtype=np.int64), *np.full((2, count), -1)
+        np.add.at(total, mine[chosen], sizes[chosen])
+        np.maximum.at(most, mine[chosen], sizes[chosen])
+        np.maximum.at(largest, mine[is_new], sizes[is_new])
+        # All terms of a backward are there before the first is added; by then what autograd saved is gone.
         total = np.where(weights, np.maximum(most, 0), total)
         freed = np.where(weights, 0, saved)
-        sums = total + np.where(computes & (most >= 0), np.maximum(alone, most - freed), alone)
-        if chosen is again:
-            lifetimes.temporary = sums
-        else:
-            lifetimes.second = sums
-            # By now the sums are the store's alone, and are added to in place.
-            lifetimes.onward = np.where(weights, np.maximum(alone, 0), alone) + total
+        late = np.maximum(alone, np.maximum(largest, 0) - freed)
+        setattr(lifetimes, name, total + np.where(computes & (most >= 0), late, alone))
     if wide.any():
         _add_wide(facts, backward, lifetimes, (wide & ~once, wide & new))
+
+
+def _turns(values: Ints) -> Ints:
+    """Return of each entry how many before it are equal."""
+    order = np.argsort(values, kind="stable")
+    begins = np.flatnonzero(np.append(True, np.diff(values[order]) != 0))
+    counts = np.diff(np.append(begins, len(values)))
+    turn = np.empty(len(values), dtype=np.int64)
+    turn[order] = np.arange(len(values)) - np.repeat(begins, counts)
+    return turn
 
 
 def _add_wide(

@@ -39,33 +39,19 @@ from shardwright.planner.lower.template import (
     BACKWARDS,
     COMPUTES,
     FREED,
-    HELD,
     KIND,
     LAST_ONLY,
     READ,
     SENDS,
     SYNCS,
     TEMPORARY,
-    WRITTEN,
     Facts,
     Flags,
     Ints,
 )
+from shardwright.planner.lower.touched import Steps, read_where, span, steps_of, times_written
 
 UPDATE, WEIGHT = int(Kind.UPDATE), int(Kind.WEIGHT_GRADIENT)
-
-
-class Steps(NamedTuple):
-    """The steps of a stage, one phase behind the other: see ``template.Rows``. Phase n ends before
-    step ``stops[n]``. Of every step, its first touch, its first write and its first read."""
-
-    rows: Ints
-    value: Ints
-    read: Ints
-    stops: Ints
-    touch: Ints
-    write: Ints
-    reads: Ints
 
 
 class Found(NamedTuple):
@@ -100,7 +86,7 @@ def look_over(
 ) -> Found:
     """Find waits and lifetimes of all phases of one mesh; ``touched`` are values held and written, and
     values read, ``many`` the number of microbatches."""
-    steps = _steps(rows, touched, stops)
+    steps = steps_of(rows, touched, stops)
     count = len(rows)
     sizes = np.zeros((6, count), dtype=np.int64)
     fill(sizes, rows[:, ALLOCATED : TEMPORARY + 1].T)
@@ -110,7 +96,7 @@ def look_over(
     alive = np.zeros(len(values.bytes), dtype=np.bool_)
     size = 0
     for number in range(len(stops)):
-        begin, stop = _span(steps, number)
+        begin, stop = span(steps, number)
         ends[number, 0] = size
         if begin == stop:
             continue
@@ -130,44 +116,15 @@ def look_over(
 
 
 @inner
-def _steps(rows: Ints, touched: tuple[Ints, Ints], stops: Ints) -> Steps:
-    count = len(rows)
-    touch, write = np.zeros(count + 1, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    reads = np.zeros(count + 1, dtype=np.int64)
-    for step in range(count):
-        write[step] = touch[step] + rows[step, HELD]
-        touch[step + 1] = write[step] + rows[step, WRITTEN]
-        reads[step + 1] = reads[step] + rows[step, READ]
-    return Steps(rows, touched[0], touched[1], stops, touch, write, reads)
-
-
-@inner
-def _span(steps: Steps, number: int) -> tuple[int, int]:
-    return (steps.stops[number - 1] if number else 0), steps.stops[number]
-
-
-@inner
 def _written_by(steps: Steps, values: Facts) -> Flags:
     """Return, per phase, the set of values that it writes."""
     written = np.zeros((len(steps.stops), len(values.bytes)), dtype=np.bool_)
     for number in range(len(steps.stops)):
-        begin, stop = _span(steps, number)
+        begin, stop = span(steps, number)
         for step in range(begin, stop):
             for touch in range(steps.write[step], steps.touch[step + 1]):
                 written[number, steps.value[touch]] = True
     return written
-
-
-@inner
-def _read_where(steps: Steps, values: Facts, number: int, column: int) -> Flags:
-    """Return what the steps of a phase read that are flagged in a column of ``rows``."""
-    found = np.zeros(len(values.bytes), dtype=np.bool_)
-    begin, stop = _span(steps, number)
-    for step in range(begin, stop):
-        if steps.rows[step, column]:
-            for read in range(steps.reads[step], steps.reads[step + 1]):
-                found[steps.read[read]] = True
-    return found
 
 
 @inner
@@ -195,7 +152,7 @@ def _sets(steps: Steps, values: Facts, number: int, written: Flags, alive: Flags
         returning[value] |= lives[value] or values.marks[value] & BY_MICROBATCH
         if written[number, value] and values.marks[value] & GATHERED:
             returning[values.storage[value]] = True
-    synced = _read_where(steps, values, number, SYNCS)
+    synced = read_where(steps, values, number, SYNCS)
     for value in range(count):
         dying[value] = (returning[value] or synced[value]) and not values.reported[value]
     if FLAGS[number] & STASHES:
@@ -220,7 +177,7 @@ def _survive(steps: Steps, values: Facts, number: int, dying: Flags) -> None:
     for phase in range(number + 1, _last() + 1):
         if FLAGS[phase] & ASIDE:
             continue
-        begin, stop = _span(steps, phase)
+        begin, stop = span(steps, phase)
         for step in range(begin, stop):
             for touch in range(steps.touch[step], steps.touch[step + 1]):
                 stored = values.storage[steps.value[touch]]
@@ -236,7 +193,7 @@ def _walk(
     """Play the steps of a phase: allocate at a first write, free what dies after its last touch, or
     after the last before it is made anew. List what is freed; return how long that list is."""
     sizes, frees, size = found
-    begin, stop = _span(steps, number)
+    begin, stop = span(steps, number)
     most = steps.touch[stop] - steps.touch[begin]
     latest = np.full(len(values.bytes), -1, dtype=np.int64)  # pair (value, step), touched last
     value, place = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
@@ -277,23 +234,32 @@ def _walk(
 
 
 @inner
+def _to_add(alone: int, saved: int, most: int, new: int) -> int:
+    """Return what a backward needs besides its terms, of which one has ``most`` bytes (-1: there are none): what it
+    needs ``alone``, or behind it what the largest ``new`` sum does, with what autograd ``saved`` gone."""
+    return max(alone, max(new, 0) - saved) if most >= 0 else alone
+
+
+@inner
 def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
     """Count gradients that are written more than once, in a microbatch or over all of them.
 
-    All terms of a backward are there before the first is added (of W one at a time), and a sum is first
-    taken out of place; by then what autograd saved is gone. Later the sums are the store's alone, and are added to
-    in place. What is added to a wider sum is another tensor even the first time, of half its bytes. A
-    new sum that a message makes comes when what has arrived goes.
+    All terms of a backward are there before the first is added (of W one at a time), and a sum is first taken out
+    of place (``new_*`` the largest of these); by then what autograd saved is gone. Later the sums are the store's
+    alone, and are added to in place: those over all microbatches from their third term on, be several of one
+    microbatch. What is added to a wider sum is another tensor even the first time, of half its bytes. A new sum
+    that a message makes comes when what has arrived goes.
     """
-    seen = np.zeros(len(values.bytes), dtype=np.bool_)
-    begin, stop = _span(steps, number)
+    seen = np.zeros(len(values.bytes), dtype=np.int64)
+    times = times_written(steps, len(values.bytes), number)
+    begin, stop = span(steps, number)
     for step in range(begin, stop):
         again = later = first = terms = sums = 0
-        most_again = most_later = -1
+        most_again = most_later = new_again = new_later = new_onward = -1
         for touch in range(steps.write[step], steps.touch[step + 1]):
             value = steps.value[touch]
-            size, is_first = values.bytes[value], not seen[value]
-            seen[value] = True
+            size, is_first, is_second = values.bytes[value], not seen[value], seen[value] == 1
+            seen[value] += 1
             if not values.marks[value] & GRADIENT:
                 continue
             if values.marks[value] & WIDE:
@@ -308,6 +274,10 @@ def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
             if not is_first:
                 again += size
                 most_again = max(most_again, size)
+                new_again = max(new_again, size * is_second)
+                if values.marks[value] & BY_MICROBATCH:
+                    new_later = max(new_later, size * is_second)
+                    new_onward = max(new_onward, size * is_second)
             elif values.marks[value] & BY_MICROBATCH:
                 continue
             elif steps.rows[step, LAST_ONLY]:
@@ -315,22 +285,21 @@ def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
                 continue
             else:
                 first += size
+                new_later = max(new_later, size * (times[value] == 1))
             later += size
             most_later = max(most_later, size)
         saved, alone = steps.rows[step, FREED], steps.rows[step, TEMPORARY]
-        computes, onward = BACKWARDS[steps.rows[step, KIND]], alone
         if steps.rows[step, KIND] == WEIGHT:
             again, later, saved = max(most_again, 0), max(most_later, 0), 0
-            onward = max(alone, 0)
-        adds = computes and most_again >= 0
-        sizes[2, step] = again + (max(alone, most_again - saved) if adds else alone)
-        adds = computes and most_later >= 0
         sizes[3, step] = first
-        sizes[4, step] = later + (max(alone, most_later - saved) if adds else alone)
-        sizes[5, step] = later + onward
+        sizes[2, step], sizes[4, step], sizes[5, step] = again + alone, later + alone, later + alone
+        if BACKWARDS[steps.rows[step, KIND]]:
+            sizes[2, step] = again + _to_add(alone, saved, most_again, new_again)
+            sizes[4, step] = later + _to_add(alone, saved, most_later, new_later)
+            sizes[5, step] = later + _to_add(alone, saved, most_later, new_onward)
         if terms:
             late = alone + terms - sums // 2
-            if computes:
+            if BACKWARDS[steps.rows[step, KIND]]:
                 late = max(alone + terms - sums, terms - saved)
             sizes[2, step] += late - alone
             sizes[4, step] += terms
@@ -340,9 +309,9 @@ def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
 @inner
 def _let_go(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
     """Free gradients kept over microbatches where they are synchronised at last."""
-    synced = _read_where(steps, values, number, SYNCS)
+    synced = read_where(steps, values, number, SYNCS)
     done = np.full(len(values.bytes), -1, dtype=np.int64)
-    begin, stop = _span(steps, number)
+    begin, stop = span(steps, number)
     for step in range(begin, stop):
         if steps.rows[step, LAST_ONLY]:
             for read in range(steps.reads[step], steps.reads[step + 1]):
@@ -361,10 +330,10 @@ def _free_at_update(
     gradients, what is reported. ``frame``: the phase, the mesh, the number of microbatches."""
     sizes, frees, size = found
     number, mesh, many = frame
-    update = begin = _span(steps, number)[0]
+    update = begin = span(steps, number)[0]
     while steps.rows[update, KIND] != UPDATE:
         update += 1
-    synced = _read_where(steps, values, _last(), LAST_ONLY)
+    synced = read_where(steps, values, _last(), LAST_ONLY)
     for asked in (True, False):
         for value in range(len(values.bytes)):
             marks = values.marks[value]
@@ -398,7 +367,7 @@ def _wait(steps: Steps, values: Facts, ends: Ints) -> Ints:
     needed = np.empty((3, 2 * (len(steps.read) + len(steps.rows)) + 16), dtype=np.int64)
     size = 0
     for number in range(len(steps.stops)):
-        begin, stop = _span(steps, number)
+        begin, stop = span(steps, number)
         known = newest.copy() if FLAGS[number] & ASIDE else newest
         computed, writers = -1, 0
         for step in range(begin, stop):
