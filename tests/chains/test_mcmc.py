@@ -189,6 +189,14 @@ def test_nothing_that_fits_says_how_much_is_missing() -> None:
         walk(Pool(context(mlp()), 1000.0), Chain(), of(5))
 
 
+def test_a_batch_that_nothing_divides_is_one_message_with_what_to_do() -> None:
+    says = (
+        r"global batch of 7 over 6; choose a batch that 6 devices divide, or leave out the method"
+    )
+    with pytest.raises(InputError, match=says):
+        walk(Pool(context(mlp(batch=7), hosts=3, devices=2), math.inf), Chain(), of(5))
+
+
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"starts": ()}, {"starts": ("best",)}])
 def test_chains_that_cannot_walk_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError):

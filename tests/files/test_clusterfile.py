@@ -77,6 +77,18 @@ def test_the_software_of_gpus_is_a_named_fact_of_the_file():
         read_cluster(text.replace("compiled", "fast"))
 
 
+def test_kinds_that_no_device_is_of_change_nothing():
+    cpu = """
+[kind.old]
+peak = { float32 = "1 TFLOP/s" }
+memory = "8 GiB"
+memory_bandwidth = "50 GB/s"
+backend = "cpu"
+"""
+    assert read_cluster(GOOD + cpu) == read_cluster(GOOD)
+    assert read_cluster(GOOD + cpu).backend == "cuda"
+
+
 def test_two_numbers_mean_devices_of_one_host():
     cluster = parse_cluster("4xA100")
     assert cluster.num_devices == 4

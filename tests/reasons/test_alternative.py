@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_returned_all_the_same() -> None:
         ({"seed_plan": "1f1b:2x999999999999999999999"}, "the sizes of 1f1b"),
         ({"tensor": 16}, "takes 16 devices, but the cluster has 8"),
         ({"stages": 8}, "needs as many blocks"),
-        ({"data": 7}, "impossible here"),
+        ({"data": 7}, r"impossible here: .*divide the global batch of \d+, .*name other degrees"),
     ],
 )
 def test_what_cannot_be_is_refused(wish: dict[str, object], message: str) -> None:

@@ -27,6 +27,27 @@ def test_a_plan_for_gpus_says_what_lies_around_its_tensors() -> None:
     assert tell(plan, graph, cpus, table).beside == ()
 
 
+class Dropping(nn.Module):
+    """Dropout, whose backward reads other bytes on CPUs than on GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x + self.drop(x)).square().mean()
+
+
+def test_what_is_told_of_a_plan_for_gpus_is_what_was_predicted_for_them() -> None:
+    with torch.device("meta"):
+        graph = capture(Dropping(), {"x": torch.empty(2**20, 64)}).graph
+    where, table = cluster(1, 2), CostTable()
+    plan = search(graph, where, table, seed_plan="megatron:2x1").best
+    assert tell(plan, graph, where, table).predicted.step_seconds == plan.predicted.step_seconds
+
+
 def test_axes_are_told_by_what_they_split_whatever_they_are_called() -> None:
     graph = mlp()
     two = seed_strategy(graph, Seed(data=2, tensor=2))

@@ -47,6 +47,15 @@ def test_lateness_is_allowed_to_a_search_only() -> None:
         Request(staleness=3, seed_plan="stash")
     with pytest.raises(InputError, match="--allow-staleness"):
         Request(staleness=3, method="mcmc")
+    wire = {"gradient_dtype": "bfloat16", "error_feedback": True}
+    for other in ({"precision": "float16"}, {"compressor": "int8"}, wire):
+        with pytest.raises(InputError, match=r"whole gradients.* or --allow-staleness"):
+            Request(staleness=3, **other)
+
+
+def test_error_feedback_is_refused_where_the_loss_is_scaled() -> None:
+    with pytest.raises(InputError, match="the precision is float16; plan for bfloat16"):
+        Request(precision="float16", gradient_dtype="bfloat16", error_feedback=True)
 
 
 def on_a_rank(folder: str, *commands: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -32,6 +32,8 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.lower import lower
+from shardwright.planner.model.arrangements import global_batch
+from shardwright.planner.model.context import Context
 from shardwright.planner.search.answer import GIB, answer
 from shardwright.planner.search.local.moves import Space
 from shardwright.planner.search.loop import Proposal, Proposals, run
@@ -106,7 +108,7 @@ class Chains:
         """Return a strategy to begin from, on meshes of more axes where it is legal there."""
         every = list(named_strategies(self.pool.context))
         if not every:
-            raise InputError("no named strategy divides the batch, so that no chain can start")
+            raise InputError(_no_start(self.pool.context))
         begin = every[0].few
         if name == "expert":
             found: list[Evaluation] = []
@@ -183,6 +185,14 @@ class Chains:
             if not (mine[0] <= known.seconds and mine[1] <= known.bytes)
         ]
         pool.evaluations.append(evaluation)
+
+
+def _no_start(context: Context) -> str:
+    count, batch = context.num_devices, global_batch(context)
+    return (
+        f"a chain starts from a strategy that has a name and runs on all devices, but none divides a global "
+        f"batch of {batch} over {count}; choose a batch that {count} devices divide, or leave out the method mcmc"
+    )
 
 
 def _from(label: str) -> str:

@@ -8,6 +8,7 @@ the runtime.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ class _Builder:
             )
         for index, host in enumerate(self.table.host):
             self._hosts(host, f"host[{index}]")
+        self._forget_unused()
         return Cluster(
             name=self.table.name,
             kinds=tuple(self.kinds),
@@ -138,6 +140,17 @@ class _Builder:
             copy_bandwidth=self.table.copy_bandwidth or 0.0,
             notes=(*self.table.notes, *dict.fromkeys(self.notes)),
         )
+
+    def _forget_unused(self) -> None:
+        """Leave out kinds that no device is of: a CPU among them would make a cluster of GPUs one of CPUs."""
+        used = sorted({device.kind for device in self.devices})
+        if len(used) == len(self.kinds):
+            return
+        self.kinds = [self.kinds[kind] for kind in used]
+        renumbered = {
+            device: replace(device, kind=used.index(device.kind)) for device in set(self.devices)
+        }
+        self.devices = [renumbered[device] for device in self.devices]
 
     def _add(self, switch: Switch, where: str) -> int:
         if switch.name in self.names:

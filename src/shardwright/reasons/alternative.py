@@ -18,7 +18,7 @@ from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation
-from shardwright.planner.model.arrangements import Shape, microbatch_counts
+from shardwright.planner.model.arrangements import Shape, global_batch, microbatch_counts
 from shardwright.planner.search.answer import fitting, make_plan
 from shardwright.planner.search.loop import run
 from shardwright.planner.search.pool import Pool
@@ -90,7 +90,11 @@ def why_not(
     run(pool, merged)
     if not pool.evaluations:
         why = "; ".join(pool.refused[:3]) or "the global batch does not divide so"
-        raise InputError(f"this alternative is impossible here: {why}")
+        raise InputError(
+            f"this alternative is impossible here: {why}; data-parallel copies times microbatches must divide the "
+            f"global batch of {global_batch(pool.context)}, tensor-parallel devices layers, and stages have a block each: "
+            "name other degrees, or plan for another batch"
+        )
     meant = _meant(pool.evaluations, wish)
     smallest = min(meant, key=lambda one: one.bytes)
     chosen: Evaluation = next(iter(fitting(meant, pool.limit)), smallest)

@@ -44,6 +44,7 @@ def explain(
     Deterministic. ``tell`` hears what is being done and how much of it is (0 to 1).
     """
     context = Context.of(graph, cluster, table, training).on(len(plan.strategy.devices))
+    graph = context.graph  # as the cluster's kernels run it
     place = decode(context, plan.strategy)
     decisions: tuple[Decision, ...] = ()
     prices: tuple[ShadowPrice, ...] = ()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def check_compression(request: Request) -> None:
     """Check what a request says of compression."""
+    _check_error_feedback(request)
     if request.allow_compression:
         _check_allowed(request)
     elif (request.compressor in SPARSE) != (request.density < 1) or not request.density > 0:
@@ -37,6 +38,31 @@ def check_compression(request: Request) -> None:
         raise InputError(
             "what compressed gradients owe would change its unit with the scale of the loss; plan for "
             f"bfloat16 or float32, or leave out {_option(request)}"
+        )
+
+
+def _check_error_feedback(request: Request) -> None:
+    """Check what a request says of feedback to gradients in another dtype."""
+    if request.error_feedback and request.gradient_dtype == "parameter":
+        raise InputError(
+            "error feedback keeps what gradients lose on the wire, but they travel in their "
+            "parameters' dtype; name a narrower one, such as --gradient-dtype bfloat16"
+        )
+    if request.error_feedback and request.precision == "float16":
+        raise InputError(
+            "what error feedback keeps would change its unit with the scale of the loss, but the precision is "
+            "float16; plan for bfloat16 or float32, or leave out --gradient-error-feedback"
+        )
+
+
+def check_lateness(request: Request) -> None:
+    """Check what a request says of gradients that may be late: as plans of asynchronous pipelines are checked."""
+    owes = request.error_feedback or request.compressor != "none"
+    if request.staleness and (owes or request.precision == "float16"):
+        raise InputError(
+            "an asynchronous pipeline updates by whole gradients, and no stage waits for what all say of a scaled "
+            f"loss, but the precision is {request.precision}, the compressor {request.compressor} and error "
+            f"feedback {request.error_feedback}; leave these out, or --allow-staleness"
         )
 
 

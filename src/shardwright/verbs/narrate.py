@@ -37,6 +37,7 @@ Shard = tuple[int, tuple[Shape, ...], tuple[Shape, ...]]
 
 def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> PlanStory:
     """Lower, price and simulate one plan. Raises ValueError where it is not legal for the graph."""
+    graph = graph.run_on(cluster.backend)
     program, prices, timeline = _simulated(plan, graph, cluster, table)
     rates = Rates(
         cluster=cluster,
@@ -97,7 +98,7 @@ def _beside(
 def _simulated(
     plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable
 ) -> tuple[Program, Prices, Timeline]:
-    program = lower(graph.run_on(cluster.backend), plan.strategy)
+    program = lower(graph, plan.strategy)
     prices = price(program, graph, cluster, table)
     return program, prices, simulate_on(cluster, table, program, prices.seconds)
 

@@ -21,7 +21,7 @@ from shardwright.core.strategy import (
 from shardwright.errors import InputError
 from shardwright.files.units import Quantity, read_quantity
 from shardwright.files.workers import MOST_WORKERS
-from shardwright.verbs.compression import check_compression
+from shardwright.verbs.compression import check_compression, check_lateness
 from shardwright.verbs.options import FINITE, check_options, check_word, option
 
 # Tensors that the optimizer keeps per parameter.
@@ -212,12 +212,8 @@ class Request:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.error_feedback and self.gradient_dtype == "parameter":
-            raise InputError(
-                "error feedback keeps what gradients lose on the wire, but they travel in their "
-                "parameters' dtype; name a narrower one, such as --gradient-dtype bfloat16"
-            )
         check_compression(self)
+        check_lateness(self)
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
         if self.order and not self.seed_plan.endswith(".toml"):

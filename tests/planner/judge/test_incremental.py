@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh, Strategy
@@ -44,9 +45,9 @@ def outcome(act: Callable[[Strategy], Evaluation], strategy: Strategy) -> object
         return "refused"  # a whole lowering checks more, and sooner
 
 
-def walk(graph: OperatorGraph, seed: Seed, moves: int) -> Incremental:
+def walk(graph: OperatorGraph, seed: Seed, moves: int, where: Cluster | None = None) -> Incremental:
     """Judge a chain of strategies both ways; every fourth is the one before the last again."""
-    context = Context.of(graph, cluster(2, 2), CostTable(), Training())
+    context = Context.of(graph, where or cluster(2, 2), CostTable(), Training())
     incremental, random = Incremental(context), Random(7)
     strategy = seed_strategy(graph, seed, context.facts.samples)
     iterations = [context.facts.iteration(index) for index in range(len(graph.operators))]
@@ -77,6 +78,11 @@ def test_other_meshes_and_microbatches_begin_anew_or_where_they_were() -> None:
             assert evaluation(incremental.evaluate(strategy)) == evaluation(
                 evaluate(context, strategy)
             )
+
+
+def test_input_that_only_strategies_before_read_is_not_counted() -> None:
+    where = replace(cluster(2, 2), rank_batch_seconds=1e-4, copy_bandwidth=1e9)
+    walk(mlp(), Seed(data=2, tensor=2), moves=25, where=where)
 
 
 def test_what_is_remembered_is_forgotten_before_it_grows_without_bound(monkeypatch) -> None:

@@ -115,6 +115,7 @@ def test_servers_are_the_first_devices_or_lie_on_workers_where_there_are_too_few
         (4, "parameter-server:5x1", "5 workers and 1 servers are asked for, and there are 4 dev"),
         (4, "parameter-server:3x1", "3 workers and 1 servers .* and 4 samples; name others"),
         (8, "cube:8x1x1", "the global batch into 8 equal pieces, but its size is 4; choose a mult"),
+        (8, "1f1b:8x4", "blocks cannot make 8 stages; ask for fewer stages"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(devices: int, text: str, message: str) -> None:

@@ -11,14 +11,16 @@ import pytest
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.core.strategy import Strategy
+from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search import Limits
+from shardwright.planner.search import Goal, Limits, search
 from shardwright.planner.search.limits import room
 from shardwright.planner.search.loop import run
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.uneven import ORDERS, Cut, best_cuts, to_strategy, uneven
+from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.search.models import cluster, mlp
 
 
@@ -35,6 +37,10 @@ def mixed(fast: int, slow: int, ratio: float, memory: float = 80e9) -> Cluster:
     )
     devices = tuple(replace(one, kind=int(i >= fast)) for i, one in enumerate(whole.devices))
     return replace(whole, kinds=(kind, other), devices=devices)
+
+
+def data_parallel(graph: OperatorGraph, count: int) -> Strategy:
+    return seed_strategy(graph, Seed(data=count))
 
 
 def pool_of(graph: OperatorGraph, machine: Cluster) -> Pool:
@@ -91,6 +97,34 @@ def test_what_is_proposed_fits_the_smaller_memory() -> None:
     smallest = min(one.bytes for one in every(pool, (2,)))
     assert pool.fitting[0].bytes <= pool.limit
     assert smallest <= pool.limit
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_devices_that_are_faster_alone_leave_much_slower_ones_idle(is_last: bool) -> None:
+    machine, graph = mixed(2, 2, 50.0), mlp(batch=16, width=128, depth=1)
+    if is_last:
+        machine = replace(machine, devices=machine.devices[::-1])
+    fast = cluster(1, 2, flops=1e10, near=1e10)
+    few = Limits(max_candidates=2)
+    found = search(graph, machine, CostTable(), limits=few).best
+    alone = evaluate(Context.of(graph, fast, CostTable(), Training()), data_parallel(graph, 2))
+    assert found.predicted.step_seconds <= alone.seconds * 1.001
+    assert {machine.kind_of(device).name for device in found.strategy.devices} == {"test"}
+    assert "on test" in found.strategy.label
+
+
+def test_fewest_devices_are_looked_for_among_the_fast_ones_too() -> None:
+    """Slow devices, by which work is priced where they take part, would make one fast one look too slow."""
+    machine, graph = mixed(1, 1, 50.0), mlp(batch=16, width=128, depth=1)
+    alone = evaluate(
+        Context.of(graph, machine, CostTable(), Training()), data_parallel(graph, 1)
+    ).seconds
+    goal = Goal(mode="min-devices", deadline=alone * 1.01)
+    for devices in (machine.devices, machine.devices[::-1]):
+        where = replace(machine, devices=devices)
+        best = search(graph, where, CostTable(), limits=Limits(max_candidates=2), goal=goal).best
+        assert len(best.strategy.devices) == 1
+        assert best.reason.startswith("The fewest devices that fit and meet the deadline: 1")
 
 
 def test_where_devices_are_alike_or_too_many_nothing_is_proposed() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.halo import own_shape
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Program, Value
 from shardwright.operators.splitting.samples import Samples, batch_size
 
 # By what an instruction of input is: the name of its resource, what it does in words, and what shortens it.
@@ -43,9 +43,27 @@ def input_bytes(program: Program, mesh: int) -> int:
     pieces = program.strategy.pipeline.num_microbatches
     return sum(
         value.bytes * (pieces if value.scope == "microbatch" else 1)
-        for value in program.values
-        if value.role == "input" and value.mesh == mesh and value.alias < 0
+        for value in _shards(program, mesh)
     )
+
+
+def _shards(program: Program, mesh: int) -> list[Value]:
+    """Return the shards of the batch on a mesh that are read: a Program may hold values of others as well, for
+    strategies that were lowered before."""
+    read: set[int] = set()
+    for segment in program.segments:
+        read.update(*(call.operands for call in segment.calls))
+    read.update(*(message.sources for message in program.messages))
+    roots = {_root(program, value) for value in read if value >= 0}
+    values = [program.values[root] for root in sorted(roots)]
+    return [value for value in values if value.role == "input" and value.mesh == mesh]
+
+
+def _root(program: Program, value: int) -> int:
+    """Return whose memory a value is."""
+    while (alias := program.values[value].alias) >= 0:
+        value = alias
+    return value
 
 
 def input_costs(
@@ -161,11 +179,10 @@ def _rows(program: Program, graph: OperatorGraph, mesh: int, batch: int) -> int:
     """Return how many samples each device of a mesh reads: those that its shards of the batch are cut from."""
     pieces = program.strategy.pipeline.num_microbatches
     rows = [0]
-    for value in program.values:
-        if value.role == "input" and value.mesh == mesh and value.alias < 0:
-            shape = graph.tensors[value.tensor].shape
-            own = own_shape(value.shape, value.halos)[:1] if shape[:1] == (batch,) else (batch,)
-            rows.append(own[0] * (pieces if value.scope == "microbatch" else 1))
+    for value in _shards(program, mesh):
+        shape = graph.tensors[value.tensor].shape
+        own = own_shape(value.shape, value.halos)[:1] if shape[:1] == (batch,) else (batch,)
+        rows.append(own[0] * (pieces if value.scope == "microbatch" else 1))
     return min(max(rows), batch)
 
 

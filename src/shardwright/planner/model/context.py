@@ -8,7 +8,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.planner.model.facts import Facts
-from shardwright.planner.model.prices import Prices
+from shardwright.planner.model.prices import Prices, slowest
 from shardwright.planner.model.training import Training
 
 
@@ -30,16 +30,23 @@ class Context:
     ) -> Context:
         """Return the context of plans on all devices."""
         facts = Facts(graph.run_on(cluster.backend))
-        prices = Prices(facts, cluster, table, training)
-        return cls(facts=facts, prices=prices, num_devices=cluster.num_devices)
+        count = cluster.num_devices
+        prices = Prices(facts, cluster, table, training, slowest(cluster, count))
+        return cls(facts=facts, prices=prices, num_devices=count)
 
     def on(self, num_devices: int) -> Context:
-        """Return the same facts and prices for plans on the first so many devices."""
-        return replace(self, num_devices=num_devices)
+        """Return the same facts for plans on the first so many devices, at the prices of these."""
+        return replace(self, prices=self.prices.on(num_devices), num_devices=num_devices)
 
     def at(self, *, table: CostTable | None = None, training: Training | None = None) -> Context:
         """Return the same facts at other prices."""
-        prices = Prices(self.facts, self.cluster, table or self.table, training or self.training)
+        prices = Prices(
+            self.facts,
+            self.cluster,
+            table or self.table,
+            training or self.training,
+            self.prices.device,
+        )
         return replace(self, prices=prices)
 
     @property

@@ -32,11 +32,18 @@ class Seconds:
 
 
 class Prices:
-    """What the operators, messages and updates of a graph cost on a cluster, asked for once."""
+    """What the operators, messages and updates of a graph cost on a cluster, asked for once: on devices like
+    ``device``."""
 
     def __init__(
-        self, facts: Facts, cluster: Cluster, table: CostTable, training: Training
+        self,
+        facts: Facts,
+        cluster: Cluster,
+        table: CostTable,
+        training: Training,
+        device: int,
     ) -> None:
+        self.device = device
         self.facts = facts
         self.cluster = cluster
         self.table = table
@@ -44,9 +51,18 @@ class Prices:
         self.segment_seconds = table.overhead_map.get("segment_seconds", 0.0)
         self.message_seconds = table.overhead_map.get("message_seconds", 0.0)
         self.shards = ShardPrices(cluster, table)
-        self._rates = self.shards.rates(slowest(cluster), training.precision)
+        self._rates = self.shards.rates(device, training.precision)
         self._sorts: dict[object, int] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
+
+    def on(self, num_devices: int) -> Prices:
+        """Return the prices of plans on the first so many devices: those of the slowest of them."""
+        devices, device = self.cluster.devices, slowest(self.cluster, num_devices)
+        return self if devices[device].kind == devices[self.device].kind else self._like(device)
+
+    @remembered
+    def _like(self, device: int) -> Prices:
+        return Prices(self.facts, self.cluster, self.table, self.training, device)
 
     @remembered
     def wires(self, mesh: Mesh) -> MessageCosts:
@@ -98,6 +114,15 @@ class Prices:
         """The seconds of all operators on one device, unsplit."""
         return sum(self.serial_work[root] for root in self.facts.ties.root)
 
+    @cached_property
+    def least_serial_seconds(self) -> float:
+        """The same on a device of whichever kind is fastest: no plan on n devices is faster than an nth of it."""
+        kinds: dict[int, Prices] = {self.cluster.devices[self.device].kind: self}
+        for number, device in enumerate(self.cluster.devices):
+            if device.kind not in kinds:
+                kinds[device.kind] = self._like(number)
+        return min(prices.serial_seconds for prices in kinds.values())
+
     def master_dtype(self, dtype: str) -> str:
         """Return the dtype in which the optimizer keeps a parameter of ``dtype``."""
         return master_dtype(self.training.precision, dtype)
@@ -132,8 +157,6 @@ class Prices:
         return STARTING + message_burden("all_reduce", 1.0, everyone, self.cluster, self.table).held
 
 
-def slowest(cluster: Cluster) -> int:
-    """Return a device of the kind that computes slowest in float32: a group waits for it."""
-    return min(
-        range(cluster.num_devices), key=lambda device: cluster.kind_of(device).flops_for("float32")
-    )
+def slowest(cluster: Cluster, num_devices: int) -> int:
+    """Return the one of the first so many devices that computes slowest in float32: a group waits for it."""
+    return min(range(num_devices), key=lambda device: cluster.kind_of(device).flops_for("float32"))

@@ -95,7 +95,7 @@ class Pool:
 
     def even_split(self, devices: float) -> float:
         """Return the seconds if all work divided evenly: no plan on so many devices is faster."""
-        return self.context.prices.serial_seconds / devices
+        return self.context.prices.least_serial_seconds / devices
 
     def judged(self, strategy: Strategy, least_seconds: float = math.nan) -> Evaluation | None:
         """Simulate a strategy; None where it is illegal."""

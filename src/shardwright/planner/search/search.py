@@ -213,7 +213,7 @@ class _Session:
     def each(self, deadline: float = math.inf) -> Iterator[tuple[int, Findings]]:
         """Search on every number of devices in turn, fewest first, but for those that would miss the
         deadline even if all work divided evenly."""
-        cluster, least = self.context.cluster, self.context.prices.serial_seconds / deadline
+        cluster, least = self.context.cluster, self.context.prices.least_serial_seconds / deadline
         numbers = [
             number
             for number in device_numbers(cluster)
@@ -275,10 +275,8 @@ def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
     for number, findings in session.each(goal.deadline):
         tried.append(number)
         if findings.fitting and findings.fitting[0].seconds <= goal.deadline:
-            before = f"; {tried_text(tried[:-1])} do not" if tried[:-1] else ""
-            meets = "fit and meet the deadline" if goal.deadline < math.inf else "fit"
-            reason = f"The fewest devices that {meets}: {number}{before}. "
-            return Survey(_because(reason, answer(findings, seed, goal)), findings, goal, seed)
+            found = _because_fewest(answer(findings, seed, goal), goal, tried)
+            return Survey(found, findings, goal, seed)
         if nearest is None or _nearness(findings) <= _nearness(nearest):
             nearest = findings
     assert nearest is not None  # one device is always tried
@@ -289,10 +287,16 @@ def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
     raise late(best.strategy.label, best.seconds, goal.deadline, tried_first)
 
 
-def _because(reason: str, frontier: Frontier) -> Frontier:
-    """Return a frontier with something said before why its best plan was chosen."""
-    plans = list(frontier.plans)
+def _because_fewest(frontier: Frontier, goal: Goal, tried: list[int]) -> Frontier:
+    """Return a frontier with what the last number of devices tried is said before why its best plan was chosen."""
+    plans, number = list(frontier.plans), tried[-1]
     best = plans[frontier.chosen]
+    count = len(best.strategy.devices)
+    # Where the fastest devices are not the first, a plan may leave the first idle.
+    fewest = f"{number}" if count == number else f"{count} of the first {number}"
+    before = f"; {tried_text(tried[:-1])} do not" if tried[:-1] else ""
+    meets = "fit and meet the deadline" if goal.deadline < math.inf else "fit"
+    reason = f"The fewest devices that {meets}: {fewest}{before}. "
     plans[frontier.chosen] = replace(best, reason=reason + best.reason)
     return Frontier(plans=tuple(plans), chosen=frontier.chosen)
 

@@ -104,10 +104,11 @@ class Survey:
         """The first device alone, with no messages at all; nothing where that is illegal, does not fit or is
         slower than what is chosen by twice what models of operators are off by."""
         most = (1 + 2 * MODEL_SPREAD) * self.frontier.best.predicted.step_seconds
-        if self.context.num_devices == 1 or self.context.prices.serial_seconds > most:
+        first = self.context.on(1)
+        if self.context.num_devices == 1 or first.prices.serial_seconds > most:
             return ()
         try:
-            strategy = as_strategy(self.context.on(1), Seed())
+            strategy = as_strategy(first, Seed())
             fits = self.weighed(strategy).bytes <= self.room
         except ValueError:
             return ()

@@ -308,7 +308,9 @@ def balanced_stages(graph: OperatorGraph, stages: int) -> list[int]:
     """Cut the blocks into contiguous stages of about equal flops; one stage number per operator."""
     flops = [sum(op.flops for op in graph.operators[b.start : b.stop]) + 1.0 for b in graph.blocks]
     if len(flops) < stages:
-        raise TooFewBlocks(f"{len(flops)} blocks cannot make {stages} stages")
+        raise TooFewBlocks(
+            f"a stage has one block at least, but {len(flops)} blocks cannot make {stages} stages; ask for fewer stages"
+        )
     result: list[int] = []
     total, done, stage = sum(flops), 0.0, 0
     for number, block in enumerate(graph.blocks):

@@ -19,10 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.legality import divisors
 from shardwright.core.schedules import NamedSchedule, in_flight
 from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation
-from shardwright.planner.model.arrangements import microbatch_counts
+from shardwright.planner.model.arrangements import global_batch, microbatch_counts
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.search.loop import Proposal, Proposals
@@ -57,6 +58,8 @@ def uneven(pool: Pool) -> Proposals:
     that gains. Nothing where all devices are alike."""
     best: Cut | None = None
     seconds = math.inf
+    for cut in of_one_kind(pool.context):
+        yield Proposal(cut.busy, partial(_try, pool, cut))
     for cut in best_cuts(pool.context, pool.room)[: pool.count]:
         for schedule in ORDERS:
             ordered = cut._replace(schedule=schedule)
@@ -95,6 +98,22 @@ def _moved(cut: Cut, blocks: int) -> Iterator[Cut]:
                 yield cut._replace(places=places)
 
 
+def of_one_kind(context: Context) -> list[Cut]:
+    """Return single stages on devices of one kind, the others idle, fastest first: with much slower ones beside them
+    some devices are faster alone."""
+    blocks, cluster, found = len(context.graph.blocks), context.cluster, list[Cut]()
+    kinds: dict[int, list[int]] = {}
+    for device in range(context.num_devices):
+        kinds.setdefault(cluster.devices[device].kind, []).append(device)
+    for own in kinds.values() if len(kinds) > 1 else ():
+        for width in divisors(global_batch(context), len(own)):
+            with suppress(ValueError):
+                seconds = float(_seconds_before(context, own[0], width, 1)[-1])
+                places = ((0, 0), (blocks, width))
+                found.append(Cut(tuple(own), places, 1, seconds, seconds))
+    return sorted(found, key=lambda one: one.seconds)
+
+
 def best_cuts(context: Context, room: float) -> list[Cut]:
     """Return cuts for every number of stages and microbatches, fastest first: those that are best if memory did not
     matter, and those that fit. A second's work at ``BUDGET``; beyond, stages stay equal."""
@@ -124,6 +143,9 @@ def to_strategy(context: Context, cut: Cut) -> Strategy:
     whole = Seed(num_microbatches=cut.pieces, schedule=cut.schedule, precision=precision)
     strategy = place_parts(graph, parts, whole, context.facts.samples)
     label = f"{len(parts)} stages of {', '.join(words)} devices {cut.schedule}, {cut.pieces} microbatches"
+    if len(parts) == 1:
+        kind = context.cluster.kind_of(cut.devices[0]).name
+        label = f"{Seed(data=len(parts[0].devices)).label}, on {kind}"
     return replace(context.training.applied(strategy), label=label)
 
 
