@@ -119,8 +119,9 @@ def _captured(job: Job) -> Captured:
                     return _fall_back(job, "")
                 except Exception as error:  # noqa: BLE001 - whatever export cannot do, module-level capture may
                     reason = reason or first_line(error)  # what was wrong at first is to be heard
-        with eager_paths(), contextlib.suppress(_Unknown):
-            return _export_knowing(job)
+                if job.says_sizes or paths is eager_paths:
+                    with contextlib.suppress(_Unknown):
+                        return _export_knowing(job)
         with eager_paths():
             return _fall_back(job, reason)
 

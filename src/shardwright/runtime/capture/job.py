@@ -15,6 +15,7 @@ from shardwright.errors import CaptureError
 from shardwright.runtime.capture.counting import Answering, Flops, Work
 from shardwright.runtime.capture.drawing import drawn_numbers
 from shardwright.runtime.capture.halves import HALVES, names_half, refuse
+from shardwright.runtime.capture.known import known_of
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.prepare import Batch, LossOnly
 from shardwright.runtime.capture.record import Unsupported
@@ -118,6 +119,11 @@ class Job:
             ]
             parameters = sum(parameter.numel() for parameter in self.twin.parameters())
             return Work(2.0 * parameters * max(numbers, default=self.rows))
+
+    @property
+    def says_sizes(self) -> bool:
+        """Whether entries of the batch say sizes."""
+        return any(known_of(one) is not None for one in self.batch.tensors.values())
 
     @property
     def rows(self) -> int:

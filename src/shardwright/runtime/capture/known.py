@@ -32,6 +32,8 @@ def known_sizes() -> Iterator[None]:
         non_strict_utils.FakeTensorMode = before  # type: ignore[misc]
 
 
+# Of a tensor with more numbers none is known: sizes are made of few, and what is known takes memory.
+MOST_KNOWN = 2**24
 _ASKING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -152,7 +154,7 @@ class KnowingMode(FakeTensorMode):
     def _beside(self, func: Any, values: Any, result: Any) -> None:
         """Compute a call's results with values, too."""
         made = [one for one in pytree.tree_leaves(result) if isinstance(one, FakeTensor)]
-        if not made or any(one.device.type != "cpu" for one in made):
+        if not made or any(one.device.type != "cpu" or one.numel() > MOST_KNOWN for one in made):
             return
         with no_dispatch():
             found = pytree.tree_leaves(func(*values[0], **values[1]))
