@@ -99,6 +99,7 @@ def test_of_a_batch_whose_rows_say_different_sizes_the_tower_runs_whole() -> Non
         (torch.tensor([[1, 4, 4], [1, 4, 4]]), True),
         (torch.tensor([[4, 4]], dtype=torch.int32), True),
         (torch.tensor([[4, 4], [4, 5]]), False),
+        (torch.tensor([[4, 0], [4, 0]]), False),
         (torch.tensor([3, 3]), False),
         (torch.zeros(2, 16, dtype=torch.int64), False),
         (torch.tensor([[4.0, 4.0]]), False),

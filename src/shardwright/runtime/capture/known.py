@@ -39,12 +39,12 @@ _ASKING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 def says_sizes(tensor: Any) -> bool:
     """Whether a batch entry says the same sizes of every sample: whole numbers in rows of two to four (height and width,
-    time before them, or a number of tiles), all rows alike. Longer rows are a sample's own words or marks, single numbers its label."""
+    time before them, or a number of tiles), none of them 0, all rows alike. Longer rows are a sample's own words or marks, single numbers its label."""
     if not isinstance(tensor, Tensor) or tensor.is_meta or isinstance(tensor, FakeTensor):
         return False
     if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 2 or not tensor.numel():
         return False
-    return 2 <= tensor.shape[1] <= 4 and bool((tensor == tensor[0]).all())
+    return 2 <= tensor.shape[1] <= 4 and bool((tensor == tensor[0]).all() and (tensor > 0).all())
 
 
 def asks(func: Any, result: Any = None) -> bool:
