@@ -111,3 +111,21 @@ def test_pieces_between_which_something_is_written_stay_apart() -> None:
     _, batch = made([3, 3])
     torch.manual_seed(2)
     assert len(attentions(Rewritten([3, 3]).double(), batch)) == 2
+
+
+class Strided(nn.Module):
+    """What is read as memory lies, which capture writes anew, beside another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        lain = x.as_strided((len(x), WIDTH), (WIDTH, 1))
+        return F.mse_loss(self.last(torch.cat([lain, x * 2], dim=1)), y)
+
+
+def test_what_capture_wrote_anew_may_be_laid_beside_another() -> None:
+    _, batch = made([3, 3])
+    kinds = [one.kind for one in capture(Strided().double(), batch).graph.operators]
+    assert "aten.cat.default" in kinds

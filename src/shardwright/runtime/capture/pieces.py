@@ -58,7 +58,7 @@ class _Piece:
 def joined(module: fx.GraphModule) -> fx.GraphModule:
     """Join calls over equal pieces in an exported graph."""
     for node in list(module.graph.nodes):
-        if node.target is aten.cat.default and not node.kwargs:
+        if node.target is aten.cat.default and isinstance(node.args[0], (list, tuple)):
             _join(module.graph, node)
     return module
 
@@ -73,7 +73,7 @@ def _join(graph: fx.Graph, cat: fx.Node) -> None:
 def _alike(cat: fx.Node) -> list[_Piece]:
     """Return the pieces that are laid one behind the other, none where one call cannot do what those do."""
     found: Any = [_piece(one) for one in cat.args[0]]  # type: ignore[union-attr]
-    if len(found) < 2 or found[0] is None or not found[0].can_join:
+    if len(found) < 2 or found[0] is None or not (found[0].can_join and _shape(cat)):
         return []
     is_behind = found[0].lies_at == cat.args[1:] == (1,)
     return found if is_behind and all(map(found[0].is_like, found)) else []
@@ -98,7 +98,7 @@ def _put(graph: fx.Graph, cat: fx.Node, first: _Piece, sources: list[tuple[fx.No
         result = make(_ATTENTION, *parts, *first.call.args[3:], **first.call.kwargs)
         for pair in first.exchanged:
             result = make(aten.transpose.int, result, *pair)
-        result = make(aten.reshape.default, result, list(cat.meta["val"].shape))
+        result = make(aten.reshape.default, result, list(_shape(cat)))
     cat.replace_all_uses_with(result)
     _erase_unused(graph, cat)
 
@@ -130,18 +130,20 @@ def _piece(node: fx.Node) -> _Piece | None:
 
 def _exchanged(node: fx.Node) -> tuple[int, int] | None:
     """Return the dims that a call exchanges, two equal ones where it changes nothing, None where it does something else."""
-    if node.target is aten.transpose.int:
-        rank = node.meta["val"].dim()
-        one, other = (dim % rank for dim in node.args[1:])  # type: ignore[operator]
+    if node.target is aten.transpose.int and (rank := len(_shape(node))):
+        dims: Any = node.args[1:]
+        one, other = (dim % rank for dim in dims)
         return (one, other) if one and other else None
     return (0, 0) if node.target in _COPIES or _keeps_shape(node) else None
 
 
+def _shape(node: Any) -> tuple[int, ...]:
+    """Return the shape of what a node makes, () where that was not noted: of what capture itself has written."""
+    return tuple(getattr(node.meta.get("val"), "shape", ()))
+
+
 def _keeps_shape(node: fx.Node) -> bool:
-    if node.target not in _RESHAPES:
-        return False
-    source: Any = node.args[0]
-    return node.meta["val"].shape == source.meta["val"].shape
+    return node.target in _RESHAPES and _shape(node) == _shape(node.args[0]) != ()
 
 
 def _source(pieces: Sequence[Any]) -> fx.Node | None:
@@ -150,9 +152,12 @@ def _source(pieces: Sequence[Any]) -> fx.Node | None:
     if split is None or split.args[2:] not in ((2,), (-2,)):
         return None
     source: Any = split.args[0]
-    shape, lengths = source.meta["val"].shape, {piece.meta["val"].shape[2:3] for piece in pieces}
-    is_whole = len(lengths) == 1 and sum(lengths.pop()) * len(pieces) == shape[2]
-    return source if is_whole and len(shape) == 4 and shape[0] == 1 else None
+    shape, lengths = _shape(source), {_shape(piece)[2:3] for piece in pieces}
+    if len(shape) != 4 or shape[0] != 1:
+        return None
+    return (
+        source if lengths == {(shape[2] // len(pieces),)} and not shape[2] % len(pieces) else None
+    )
 
 
 def _split_of(pieces: Sequence[Any]) -> fx.Node | None:
@@ -166,7 +171,7 @@ def _split_of(pieces: Sequence[Any]) -> fx.Node | None:
 
 def _parted(make: Any, source: fx.Node, count: int) -> fx.Node:
     """Return a tensor with its pieces as samples."""
-    _, heads, length, width = source.meta["val"].shape
+    _, heads, length, width = _shape(source)
     apart = make(aten.reshape.default, source, [heads, count, length // count, width])
     return make(aten.transpose.int, apart, 0, 1)
 
