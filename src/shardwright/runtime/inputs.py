@@ -263,4 +263,17 @@ def _checked(batch: Batch, captured: Captured, rows: int | None) -> Mapping[str,
                 f"was made for, not {tuple(tensor.shape)}; pass the global batch, or plan again "
                 "(an executor of shardwright.build takes another number of samples, too)"
             )
+    for name, row in captured.fixed.items():
+        _check_fixed(name, row, batch[name])
     return batch
+
+
+def _check_fixed(name: str, row: tuple[int, ...], tensor: Tensor) -> None:
+    """Raise InputError where an entry says other sizes than those which the graph was made for."""
+    others = [tuple(one) for one in tensor.tolist() if tuple(one) != row]
+    if others:
+        raise InputError(
+            f"batch entry {name!r} must say {row} in every row, as the batch that the model was captured with: its "
+            f"forward counts by these numbers; a row says {others[0]}; bring all samples to one size, or capture with a "
+            "batch whose rows differ, of which such modules run whole"
+        )

@@ -69,7 +69,7 @@ def test_a_type_without_architectures_is_tried_as_what_it_has(
 @pytest.mark.parametrize(
     ("kind", "architecture"),
     [
-        ("llava", "LlavaForConditionalGeneration"),
+        ("sam", "SamModel"),
         ("videomae", "VideoMAEForVideoClassification"),
         ("time_series_transformer", None),
     ],

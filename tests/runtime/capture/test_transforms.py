@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._functorch import predispatch
 from torch.func import functional_call, jvp, vmap
 
@@ -59,7 +60,17 @@ def on_a_device(h: Tensor) -> Tensor:
     return vmap(lambda row: row * seen.to(row.device).to(device=row.device, dtype=row.dtype))(h)
 
 
-TRANSFORMS = (attended, crossed, scattered, in_chunks, convolved, directional, on_a_device)
+def looked_up(h: Tensor) -> Tensor:
+    """Elements by numbers that are counted, as masks of images among text do."""
+    rows, columns = torch.arange(h.shape[0]), torch.arange(WIDTH)
+    with TransformGetItemToIndex():
+        one = vmap(lambda row, column: h[row, column] * (column <= row), in_dims=(None, 0))
+        return vmap(one, in_dims=(0, None))(rows, columns)
+
+
+TRANSFORMS = (
+    attended, crossed, scattered, in_chunks, convolved, directional, on_a_device, looked_up,
+)  # fmt: skip
 
 
 def test_a_transform_has_the_gradients_of_plain_pytorch_and_is_not_opaque() -> None:

@@ -46,13 +46,15 @@ class Captured:
     """A graph with what it takes to run it.
 
     ``calls`` has one entry per operator. ``constants`` maps tensor indices of role *constant* to
-    their values. ``batch_names`` are the batch's keys in order (positions, for a tuple batch).
+    their values. ``batch_names`` are the batch's keys in order (positions, for a tuple batch). ``fixed`` are the
+    entries whose numbers the graph was made for: what every row of theirs says.
     """
 
     graph: OperatorGraph
     calls: tuple[CapturedCall, ...]
     constants: dict[int, Tensor]
     batch_names: tuple[str, ...]
+    fixed: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

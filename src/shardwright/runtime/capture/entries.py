@@ -60,6 +60,10 @@ class Entries:
         role = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         return self._enter(aliases[0], tensor, role, aliases[1:])
 
+    def constant(self, name: str, tensor: Tensor) -> Variable:
+        """Return the variable of a tensor that is known now."""
+        return self._enter(name, tensor, "constant", constant=tensor)
+
     @cached_property
     def _of_twin(self) -> dict[Home, str]:
         return held_by(self.twin)
@@ -81,7 +85,7 @@ class Entries:
             )
         original = _attribute(self.module, path)
         tensor = original if isinstance(original, Tensor) else lifted
-        return self._enter(path, tensor, "constant", constant=tensor.detach())
+        return self.constant(path, tensor.detach())
 
     def _enter(
         self,

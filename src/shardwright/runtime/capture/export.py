@@ -9,9 +9,8 @@ modules opaque.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -23,22 +22,20 @@ from shardwright.errors import CaptureError
 from shardwright.runtime.capture.adaptive import adaptive_notes
 from shardwright.runtime.capture.assemble import Captured, Results, assemble, live_records
 from shardwright.runtime.capture.checks import unchecked_values
-from shardwright.runtime.capture.counting import Answering, Flops, Work
-from shardwright.runtime.capture.drawing import drawn_numbers
 from shardwright.runtime.capture.entries import PREFIX, Entries
+from shardwright.runtime.capture.folding import Folded, fold
 from shardwright.runtime.capture.frugal import uncollected
 from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import take_apart
 from shardwright.runtime.capture.gradients import check_hooks
-from shardwright.runtime.capture.halves import HALVES, check_halves, names_half, refuse
+from shardwright.runtime.capture.halves import check_halves
+from shardwright.runtime.capture.job import Job
 from shardwright.runtime.capture.keeping import changes_in, python_numbers
+from shardwright.runtime.capture.known import known_sizes
 from shardwright.runtime.capture.layers import Layers, shortened
 from shardwright.runtime.capture.memos import clean_memos
-from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.places import first_line, with_line
 from shardwright.runtime.capture.prepare import (
-    Batch,
-    LossOnly,
     as_eager,
     check_kinds,
     check_modules,
@@ -50,7 +47,7 @@ from shardwright.runtime.capture.prepare import (
     named_batch,
     tied_names,
 )
-from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten
+from shardwright.runtime.capture.record import Recorder, Value, aten
 from shardwright.runtime.capture.repeated import repeat_layers
 from shardwright.runtime.capture.replacing import call_whole, opaque_modules
 from shardwright.runtime.capture.rows import keep_dims
@@ -93,7 +90,7 @@ def capture(
         check_modules(module)
         check_hooks(module)
         prepared = fake_batch(mode, named, global_batch, dtype)
-        job = _Job(
+        job = Job(
             module=module,
             named=named,
             batch=prepared,
@@ -108,7 +105,7 @@ def capture(
         return captured
 
 
-def _captured(job: _Job) -> Captured:
+def _captured(job: Job) -> Captured:
     """Export; where that fails, as an eager run would do it; where that fails too, with opaque parts."""
     with as_eager(job.batch.tensors):
         reason = ""
@@ -122,11 +119,14 @@ def _captured(job: _Job) -> Captured:
                     return _fall_back(job, "")
                 except Exception as error:  # noqa: BLE001 - whatever export cannot do, module-level capture may
                     reason = reason or first_line(error)  # what was wrong at first is to be heard
+                if job.says_sizes or paths is eager_paths:
+                    with contextlib.suppress(_Unknown):
+                        return _export_knowing(job)
         with eager_paths():
             return _fall_back(job, reason)
 
 
-def _export_deciding(job: _Job) -> Captured:
+def _export_deciding(job: Job) -> Captured:
     """Export; where that fails, as a model that computes all that it skips at random."""
     try:
         return _export_watched(job)
@@ -142,9 +142,20 @@ def _export_deciding(job: _Job) -> Captured:
     return replace(captured, graph=replace(captured.graph, notes=notes))
 
 
+def _export_knowing(job: Job) -> Captured:
+    """Export with the values of what says sizes, and of constants; raises _Unknown where that does not help."""
+    job.renew()
+    try:
+        return _export_checked(replace(job, knows=True))
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise _Unknown from error
+
+
 @custom_gradients()
 @uncollected()
-def _find_skips(job: _Job) -> Skips | None:
+def _find_skips(job: Job) -> Skips | None:
     """Return what the model leaves out at random."""
 
     def run() -> Any:
@@ -154,122 +165,15 @@ def _find_skips(job: _Job) -> Skips | None:
     return find_skips(job.wrapper, job.arguments, run)
 
 
+class _Unknown(Exception):
+    """Sizes that are known are not all that export would need."""
+
+
 class _Frozen(Exception):
     """A graph was made, but it holds what Python decided while it was traced."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """One capture: the user's module, its batch, and how to make a fake copy."""
-
-    module: nn.Module
-    named: dict[str, Any]
-    batch: Batch
-    outputs: tuple[str, ...]
-    name: str
-    synchronised: bool
-    dtype: torch.dtype | None
-    copied: Callable[[], nn.Module]
-    skips: Skips | None = None
-
-    @cached_property
-    def twin(self) -> nn.Module:
-        """The fake copy."""
-        return self.wrapper.module
-
-    @cached_property
-    def wrapper(self) -> LossOnly:
-        """The fake copy, wrapped, in training mode."""
-        batch = self.batch
-        wrapper = LossOnly(self.copied(), batch.tensors, batch.constants, self.outputs)
-        wrapper.skips = self.skips
-        if not self.module.training:
-            wrapper.train()
-        return wrapper
-
-    @property
-    def arguments(self) -> dict[str, Tensor]:
-        """What the wrapper is called with."""
-        return dict(zip(self.wrapper.names, self.batch.tensors.values(), strict=True))
-
-    @property
-    def written(self) -> frozenset[str]:
-        """The frozen parameters that a run has written, where the model was run."""
-        seen = vars(self).get("seen")
-        return frozenset() if seen is None else seen.written
-
-    def renew(self) -> None:
-        """Forget the fake copy: tracing has changed what it holds in Python."""
-        for name in ("twin", "wrapper"):
-            vars(self).pop(name, None)
-
-    @cached_property
-    def seen(self) -> Observation | None:
-        """What a run shows of the model, None where it cannot be run here."""
-        try:
-            with drawn_numbers(self.module if self.skips else None):
-                return observe(self.module, self.named, self.dtype)
-        except Unsupported:
-            pass
-        except CaptureError as error:  # some kernel may have no such precision
-            if self.dtype is None:
-                raise
-            seen = observe(self.module, self.named)
-            if self.dtype in HALVES:
-                refuse(self.dtype, error)
-            return seen
-        try:
-            return self.seen_without_values
-        except CaptureError as error:  # without values this may have any reason
-            if names_half(error, self.dtype):
-                refuse(self.dtype, error)
-            return None
-
-    @property
-    def mode(self) -> FakeTensorMode:
-        """In which the copies and the batch have no values."""
-        return next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined, no-any-return]
-
-    @cached_property
-    def seen_without_values(self) -> Observation:
-        """What a run of a fake copy shows: cheap, but not what depends on values."""
-        twin = self.copied().train()
-        with self.mode:
-            return watch_runs(twin, {**self.batch.tensors, **self.batch.constants})
-
-    @property
-    def work_without_values(self) -> Work:
-        """What a run of a fake copy takes that asks for values and is told nothing; where that fails, too, it is taken to
-        use every parameter once for every number or element of the batch's largest integer tensor."""
-        self.renew()
-        twin, counted = self.copied().train(), Flops(lambda: None, lambda _: None)
-        try:
-            with torch.random.fork_rng(), self.mode, counted, Answering():
-                result = twin(**self.batch.tensors, **self.batch.constants)
-                return counted.since((0.0, 0), result)
-        except Exception:  # noqa: BLE001 - what cannot be answered so may have any reason
-            numbers = [
-                one.numel() for one in self.batch.tensors.values() if not one.is_floating_point()
-            ]
-            parameters = sum(parameter.numel() for parameter in self.twin.parameters())
-            return Work(2.0 * parameters * max(numbers, default=self.rows))
-
-    @property
-    def rows(self) -> int:
-        """The rows of the batch's first tensor."""
-        first = next(iter(self.batch.tensors.values()))
-        return first.shape[0] if first.dim() else 1
-
-    def is_harmless(self) -> bool:
-        """Whether what forward changes in Python is sure to be without influence on later calls."""
-        try:
-            seen = self.seen_without_values
-        except CaptureError:
-            return False
-        return seen.is_sure and not seen.whole
-
-
-def _export_watched(job: _Job) -> Captured:
+def _export_watched(job: Job) -> Captured:
     """Export; of many equal layers only a few, where these are sure to stand for all."""
     job.renew()
     layers = _equal_layers(job)
@@ -281,7 +185,7 @@ def _export_watched(job: _Job) -> Captured:
     return _export_checked(job)
 
 
-def _export_checked(job: _Job, layers: Sequence[Layers] = ()) -> Captured:
+def _export_checked(job: Job, layers: Sequence[Layers] = ()) -> Captured:
     """Export, and refuse a graph of a module that changes what it holds, or draws, in Python."""
     numbers = python_numbers()
     with changes_in(job.twin) as changed:
@@ -303,7 +207,7 @@ def _export_checked(job: _Job, layers: Sequence[Layers] = ()) -> Captured:
 
 @custom_gradients()
 @uncollected()
-def _equal_layers(job: _Job) -> tuple[Layers, ...]:
+def _equal_layers(job: Job) -> tuple[Layers, ...]:
     """Return the layers of a model that need not all be exported; none where Python may decide otherwise next time."""
     numbers, arguments = python_numbers(), job.arguments
 
@@ -321,10 +225,10 @@ def _equal_layers(job: _Job) -> tuple[Layers, ...]:
 
 @custom_gradients()
 @uncollected()
-def _export(job: _Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = ()) -> Captured:
+def _export(job: Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = ()) -> Captured:
     """Export the wrapped copy and translate its graph; ``layers``: those of which a few stand for all."""
     with shortened(job.wrapper, layers), unchecked_values() as checks:
-        program = exported(job.wrapper, (), job.arguments)
+        program, folded = _program(job)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=job.synchronised, prefix=PREFIX)
     if checks:
@@ -333,6 +237,8 @@ def _export(job: _Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = (
     owned = {name: entries.owned(name).value for name in entries.owners} if layers else {}
     specs = program.graph_signature.input_specs  # one for each placeholder
     variables = [entries.variable(spec, program) for spec in specs]
+    variables += [entries.constant(name, value) for name, value in folded.constants]
+    translator.notes |= dict.fromkeys(folded.notes)
     output, *others = translator.walk(program.graph_module, variables)
     if not isinstance(output, Variable):
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
@@ -350,7 +256,7 @@ def _export(job: _Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = (
     live = live_records(keep_dims(rows, needed), needed)
     ordered = entries.ordered({*translator.variables.written, *job.written})
     records, entered = take_apart(take_slots(live, ordered, needed), ordered, needed)
-    return assemble(
+    captured = assemble(
         name=job.name,
         module=job.module,
         records=records,
@@ -359,6 +265,17 @@ def _export(job: _Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = (
         notes=(*notes, *translator.notes, *recorder.notes, *adaptive_notes(job.module)),
         batch_names=tuple(job.batch.tensors),
     )
+    return replace(captured, fixed=folded.rows)
+
+
+def _program(job: Job) -> tuple[Any, Folded]:
+    """Return the wrapped copy's exported program; where sizes are known, they are constants of it."""
+    if not job.knows:
+        return exported(job.wrapper, (), job.arguments), Folded()
+    with known_sizes():
+        program = exported(job.wrapper, (), job.arguments)
+    names = dict(zip(job.arguments, job.batch.tensors, strict=True))
+    return program, fold(program, names, job.batch.tensors)
 
 
 def _computed(output: Any, translator: Translator, recorder: Recorder) -> Value:
@@ -381,7 +298,7 @@ def _check_loss(loss: Value, recorder: Recorder) -> Value:
 # -- fall-back ----------------------------------------------------------------------------------------
 
 
-def _fall_back(job: _Job, reason: str) -> Captured:
+def _fall_back(job: Job, reason: str) -> Captured:
     """Capture with opaque modules where export fails or freezes, or the whole model as one."""
     notes = (f"export failed ({reason})",) if reason else ()
     job.renew()
@@ -412,7 +329,7 @@ def _attempt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     translator.walk(program.graph_module, entries)
 
 
-def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
+def _capture_whole(job: Job, notes: tuple[str, ...]) -> Captured:
     """Capture the model as one opaque operator of the batch, its parameters and its buffers."""
     seen = job.seen
     if job.outputs:

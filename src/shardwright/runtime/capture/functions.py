@@ -49,7 +49,11 @@ from shardwright.runtime.engine import run_backward
 Function: Any = torch.autograd.Function
 
 # Functions whose written backward is the derivative of their forward, which autograd finds as well.
-PLAIN_FUNCTIONS = frozenset({"transformers.models.bloom.modeling_bloom.GeLUFunction"})
+PLAIN_FUNCTIONS = frozenset({
+    "transformers.models.bloom.modeling_bloom.GeLUFunction",
+    # How torch looks up an element by a number that ``vmap`` counts: masks of images among text do.
+    "torch._dynamo._trace_wrapped_higher_order_op.ModIndex",
+})  # fmt: skip
 # What besides tensors an operator may be given: not a module, whose parameters would go unseen.
 FEW = 4  # rows of a function that is tried
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -106,6 +110,13 @@ class _Context:
         raise Unsupported("a custom gradient of a function that writes its arguments")
 
 
+def _forward(function: Any) -> Callable[..., Any]:
+    """Return what a function computes, without a context."""
+    if function.setup_context is not Function.setup_context:  # written apart
+        return function.forward  # type: ignore[no-any-return]
+    return lambda *args, **kwargs: function.forward(_Context(args), *args, **kwargs)
+
+
 @contextlib.contextmanager
 def custom_gradients() -> Iterator[None]:
     """Keep custom gradients whole while tracing, and refuse what export would lose without a word:
@@ -120,7 +131,7 @@ def custom_gradients() -> Iterator[None]:
         if cls.__name__.startswith("GeneratedBackwardFor_"):
             return original.__func__(cls, *args, **kwargs)
         if f"{cls.__module__}.{cls.__qualname__}" in PLAIN_FUNCTIONS:
-            return cls.forward(_Context(args), *args, **kwargs)
+            return _forward(cls)(*args, **kwargs)
         check_function(cls, args)
         if kwargs:
             raise Unsupported(f"the custom gradient of {cls.__name__}")

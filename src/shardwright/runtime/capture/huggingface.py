@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import InputError
+from shardwright.runtime.capture.pictures import Pictures
 from shardwright.runtime.capture.places import first_line
 from shardwright.runtime.capture.source import ModelSource, check_numbers
 from shardwright.runtime.capture.tasks import (
@@ -51,8 +52,13 @@ def hugging_face(spec: str) -> ModelSource:
     config.use_cache = False
     task, batch = _task_of(spec, config, fields.get("architectures") or ())
     title = Path(name).stem if name.endswith(".json") else name
+    example = partial(_example, spec, batch, config)
     return ModelSource(
-        title, partial(_from_config, spec, task, config), partial(_example, spec, batch, config)
+        title,
+        partial(_from_config, spec, task, config),
+        example,
+        # Patches of all images lie one behind the other: rows that no batch of another size could be told of.
+        make_sample=example if batch == "pictures" else None,
     )
 
 
@@ -60,7 +66,7 @@ def _task_of(spec: str, config: Any, architectures: Sequence[Any]) -> Task:
     """Return what a model learns: what the name of its class tells (``BertForMaskedLM``), else what is usual for its
     type. Raises InputError where that is nothing a batch is known for."""
     known = TASKS.get(config.model_type)
-    if known and known[1] in ("spectrograms", "captions"):
+    if known and known[1] in ("spectrograms", "captions", "pictures"):
         return known  # its one task has a name that means another for models of text
     for task in _named_tasks(architectures) or _usual_tasks(config, known):
         if _has_class(task[0], config):
@@ -182,13 +188,17 @@ def _noise(shape: tuple[int, ...]) -> Tensor:
 
 
 def _length(config: Any, seq: int | None) -> int:
-    names = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
-    found = (getattr(config, name, None) for name in names)
-    limit = next((one for one in found if one and one > 0), None)  # XLNet's -1: any number
+    limit = _most_positions(config)
     chosen = seq or min(DEFAULT_SEQ, limit or DEFAULT_SEQ)
     if limit and chosen > limit and config.model_type != "t5":
         raise InputError(f"seq {chosen} is longer than the model's {limit} positions; lower it")
     return chosen
+
+
+def _most_positions(config: Any) -> int | None:
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
+    found = (getattr(config, name, None) for name in names)
+    return next((one for one in found if one and one > 0), None)  # XLNet's -1: any number
 
 
 def _tokens(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
@@ -279,6 +289,21 @@ def _captions(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor
     return {"input_ids": tokens, "pixel_values": _pixels(vision, batch_size, None)}
 
 
+def _pictures(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    text = config.get_text_config()
+    most = _most_positions(text) or math.inf
+
+    def length(features: int) -> int:
+        return _length(text, seq or int(min(features + DEFAULT_SEQ, most)))
+
+    try:
+        return Pictures(config).batch(batch_size, length, _draw, _noise)
+    except InputError:
+        raise
+    except Exception as error:  # forward of any model may run here
+        raise TypeError(first_line(error)) from error
+
+
 MAKERS = {
     "tokens": _tokens,
     "pairs": _pairs,
@@ -290,4 +315,5 @@ MAKERS = {
     "sounds": _sounds,
     "spectrograms": _spectrograms,
     "captions": _captions,
+    "pictures": _pictures,
 }

@@ -29,6 +29,7 @@ from shardwright.runtime.capture.covariance import traceable_covariance
 from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.flexible import traceable_flex
 from shardwright.runtime.capture.keeping import untouched_numbers
+from shardwright.runtime.capture.known import says_sizes
 from shardwright.runtime.capture.packed import traceable_packing
 from shardwright.runtime.capture.places import first_line, held_at
 from shardwright.runtime.capture.skipping import Skips, chosen
@@ -202,6 +203,8 @@ def fake_batch(
         is_batched = tensor.dim() > 0 and tensor.shape[0] == example
         shape = (size, *tensor.shape[1:]) if is_batched else tuple(tensor.shape)
         fakes[name] = fake(mode, tensor, dtype, shape)
+        if says_sizes(tensor):
+            fakes[name].known = tensor[:1].expand(shape).cpu().clone()  # type: ignore[attr-defined]
     constants = {name: value for name, value in named.items() if name not in tensors}
     return Batch(fakes, constants, size / example)
 

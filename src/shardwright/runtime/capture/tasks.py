@@ -117,6 +117,7 @@ _IMAGES = ("AutoModelForImageClassification", "images")
 _MAPS = ("AutoModelForSemanticSegmentation", "maps")
 _SOUNDS = ("AutoModelForAudioClassification", "sounds")
 _SPECTROGRAMS = ("AutoModelForSpeechSeq2Seq", "spectrograms")
+_PICTURES = ("AutoModelForImageTextToText", "pictures")
 CAPTIONS = ("AutoModel", "captions")
 TASKS: dict[str, Task] = {
     **dict.fromkeys(("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2"), _MASKED),
@@ -132,6 +133,7 @@ TASKS: dict[str, Task] = {
 # What types that are not listed are tried as: the first that transformers has a class of theirs for.
 USUAL_TASKS: tuple[Task, ...] = (
     _PAIRS, _NEXT, _MASKED, _SPECTROGRAMS, _IMAGES, _MAPS, _SOUNDS, _TEXTS, _WORDS,
+    _PICTURES,
 )  # fmt: skip
 # What the name of a class says; of several the first that transformers has a class of the type for.
 TASK_ENDINGS: dict[str, tuple[Task, ...]] = {
@@ -144,5 +146,5 @@ TASK_ENDINGS: dict[str, tuple[Task, ...]] = {
     "ForSequenceClassification": (_TEXTS, _SOUNDS),
     "ForTokenClassification": (_WORDS,),
     "ForQuestionAnswering": (_SPANS,),
-    "ForConditionalGeneration": (_PAIRS, _SPECTROGRAMS),
+    "ForConditionalGeneration": (_PAIRS, _SPECTROGRAMS, _PICTURES),
 }

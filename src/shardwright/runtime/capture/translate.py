@@ -26,6 +26,7 @@ from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.inner import inner_written_out
 from shardwright.runtime.capture.lists import is_over_lists, singly
 from shardwright.runtime.capture.picks import diagonal_filled, shown
+from shardwright.runtime.capture.pieces import joined
 from shardwright.runtime.capture.record import (
     Recorder,
     Unsupported,
@@ -70,7 +71,7 @@ class Translator:
 
     def walk(self, module: fx.GraphModule, entries: list[Any]) -> Any:
         """Translate one graph given its placeholders' variables; returns what its output names."""
-        module = picked(written_out(inner_written_out(module)))
+        module = joined(picked(written_out(inner_written_out(module))))
         environment: dict[fx.Node, Any] = {}
         remaining = iter(entries)
         grad = torch.is_grad_enabled()

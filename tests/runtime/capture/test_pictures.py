@@ -1,0 +1,111 @@
+"""Example batches of text with images among it: a model of transformers checks itself that as many tokens are marked as
+its tower makes features."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.errors import InputError
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, seed_strategy
+from shardwright.runtime import verify
+from shardwright.runtime.capture import capture, load_model
+from shardwright.runtime.capture.pictures import IGNORED
+
+pytestmark = pytest.mark.torch
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+TEXT = SMALL | {
+    "vocab_size": 40, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+TOWER = SMALL | {"model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4}
+GRIDS = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4,
+    "window_size": 16, "out_hidden_size": 32, "fullatt_block_indexes": [],
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": TEXT | {"model_type": "llama"}, "vision_config": TOWER, "image_token_index": 39,
+        "vision_feature_select_strategy": "full",
+    },
+    "paligemma": {
+        "text_config": TEXT | {"model_type": "gemma"}, "vision_config": TOWER | {"projection_dim": 32},
+        "projection_dim": 32, "hidden_size": 32, "image_token_index": 39,
+    },
+    "smolvlm": {
+        "text_config": TEXT | {"model_type": "llama"}, "image_token_id": 39, "scale_factor": 2,
+        "vision_config": SMALL | {"image_size": 16, "patch_size": 4},
+    },
+    "qwen2_5_vl": {
+        "text_config": TEXT | {
+            "model_type": "qwen2_5_vl_text",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+        },
+        "vision_config": GRIDS, "image_token_id": 39, "video_token_id": 38,
+        "vision_start_token_id": 37, "vision_end_token_id": 36,
+    },
+}  # fmt: skip
+
+
+def config_file(folder: Path, kind: str) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": kind} | CONFIGS[kind]))
+    return f"hf:{path}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "shape"),
+    [
+        ("llava", 16, (3, 3, 16, 16)),
+        ("paligemma", 16, (3, 3, 16, 16)),
+        ("smolvlm", 4, (3, 1, 3, 16, 16)),
+        ("qwen2_5_vl", 16, (192, 96)),
+    ],
+)
+def test_an_image_takes_as_many_tokens_as_its_tower_makes_features(
+    tmp_path: Path, kind: str, features: int, shape: tuple[int, ...]
+) -> None:
+    source = load_model(config_file(tmp_path, kind))
+    batch = source.example(3, 40)
+    assert batch["pixel_values"].shape == shape
+    is_image = batch["input_ids"] == 39
+    assert is_image.sum(-1).tolist() == [features] * 3
+    assert torch.equal(batch["labels"] == IGNORED, is_image)
+    assert torch.isfinite(source.build("cpu")(**batch).loss)
+
+
+def test_text_that_is_shorter_than_its_image_is_refused(tmp_path: Path) -> None:
+    source = load_model(config_file(tmp_path, "llava"))
+    with pytest.raises(
+        InputError, match="takes 16 tokens, so that seq must be at least 18, not 17"
+    ):
+        source.example(2, 17)
+
+
+def test_a_model_of_images_in_patches_is_captured_whole_and_trains_as_it_would(
+    tmp_path: Path,
+) -> None:
+    source = load_model(config_file(tmp_path, "qwen2_5_vl"))
+    torch.manual_seed(1)
+    module = source.build("cpu").double()
+    verify.switch_off_dropout(module)
+    batch = {
+        name: one.double() if one.is_floating_point() else one
+        for name, one in source.sample(2, 12).items()
+    }
+    captured = capture(module, batch, global_batch=2)
+    assert not any(one.kind.startswith("opaque") for one in captured.graph.operators)
+    assert captured.fixed == {"image_grid_thw": (1, 4, 4)}
+    plain = verify.train_plainly(module, [batch], clips=False, tell=lambda _: None)
+    program = lower(captured.graph, seed_strategy(captured.graph, Seed(data=2)))
+    trained = verify.train_here(captured, program, module, [batch], lambda _: None)
+    found = verify.gaps(trained, plain, captured)
+    assert found[0].difference < verify.SINGLE_TOLERANCE  # norms and rotations are in float32
