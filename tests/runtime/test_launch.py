@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 from functools import partial
@@ -121,6 +122,24 @@ def test_ranks_look_for_cycles_except_in_what_they_inherit() -> None:
 def test_an_exception_on_one_rank_ends_all_and_is_told() -> None:
     with pytest.raises(RunError, match=r"rank 1.*the batch is empty") as caught:
         launch(raise_on_one, 2, timeout=60)
+    assert caught.value.rank == 1
+
+
+def leave(how: str) -> None:
+    if dist.get_rank() == 1:
+        os._exit(int(how)) if how else sys.exit()
+    dist.barrier()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("how", "says"), [("0", "ended with exit code 0"), ("3", "exit code 3"), ("", "SystemExit")]
+)
+def test_a_rank_that_leaves_before_it_is_done_is_named_whatever_its_exit_code(
+    how: str, says: str
+) -> None:
+    with pytest.raises(RunError, match=f"rank 1 .*{says}") as caught:
+        launch(leave, 2, (how,), timeout=60)
     assert caught.value.rank == 1
 
 

@@ -186,12 +186,17 @@ def broken() -> None:
     raise ValueError("row 20\nis broken")
 
 
+def left() -> None:
+    raise SystemExit("no more rows")
+
+
 @pytest.mark.parametrize(
     ("how", "workers", "says"),
     [
         # What the worker had made when it was killed may not have been sent yet.
         (killed, 1, r"rank 0's worker process \d+ .* at batch ([012]) .*: resume from the last checkpoint"),
         (broken, 1, r"rank 0's raised ValueError at batch (2) .*: row 20 is broken, at test_stream.py:\d+; .*: resume"),
+        (left, 0, r"rank 0's raised SystemExit at batch (2) .*: no more rows, at test_stream.py:\d+; .*: resume"),
         (broken, 0, r"rank 0's raised ValueError at batch (2) .*: row 20 is broken, at test_stream.py:\d+; .*: resume"),
     ],
 )  # fmt: skip
@@ -372,6 +377,8 @@ def test_the_loop_of_the_command_line_trains_on_as_many_batches_as_asked_or_says
         train(made(), lambda first: drawn(2), options, lambda step: False)
     stopped = train(made(), lambda first: drawn(9), options, lambda step: step.number == 1)
     assert not stopped.is_complete
+    profiled = LoopOptions(steps=2, profiles=True)  # a further step, of data that has ended
+    assert train(made(), lambda first: drawn(2), profiled, lambda step: False).timeline
 
 
 def bad(executor: Executor) -> Callable[[float], float]:

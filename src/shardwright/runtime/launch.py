@@ -278,7 +278,7 @@ def _rank_main(
         _leave(directory / f"{rank}.result", result)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
-    except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must be told
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, the launcher must be told
         known = error if isinstance(error, ShardwrightError) else None
         failure = Failure(
             rank, 1, type(error).__name__, str(error), traceback.format_exc(), _bare(known)
@@ -286,9 +286,7 @@ def _rank_main(
         _leave(directory / f"{rank}.failure", failure)
         sys.stdout.flush()
         sys.stderr.flush()
-        for (
-            child
-        ) in multiprocessing.active_children():  # workers of a loader, which look for us seldom
+        for child in multiprocessing.active_children():  # a loader's, which look for us seldom
             child.kill()
         os._exit(1)  # not a clean exit: a peer that is gone would make the backend wait
 
@@ -345,7 +343,7 @@ def _watch(
     while True:
         try:
             running = [process.sentinel for process in processes if process.exitcode is None]
-            if any(process.exitcode for process in processes):
+            if any(_has_failed(process, rank, directory) for rank, process in enumerate(processes)):
                 failures = _collect(processes, directory)
                 raise wish or patience.error() or _explain(failures, directory)
             if not running:
@@ -374,21 +372,27 @@ def _ask_to_stop(processes: Sequence[BaseProcess], number: int) -> None:
                 os.kill(process.pid, number)
 
 
+def _has_failed(process: BaseProcess, rank: int, directory: Path) -> bool:
+    """Whether a rank ended without a result: code of the user's may end it with 0, too."""
+    is_over = process.exitcode is not None
+    return is_over and not (process.exitcode == 0 and (directory / f"{rank}.result").exists())
+
+
 def _collect(processes: Sequence[BaseProcess], directory: Path) -> list[Failure]:
     """Give the other ranks a moment to fail too, then tell what each failure was."""
     end = time.monotonic() + GRACE
     while time.monotonic() < end and any(process.exitcode is None for process in processes):
         alive = [process.sentinel for process in processes if process.exitcode is None]
         multiprocessing.connection.wait(alive, max(end - time.monotonic(), 0))
-    failures: list[Failure] = []
-    for rank, process in enumerate(processes):
-        if process.exitcode:
-            failure = Failure(rank, process.exitcode)
-            report = directory / f"{rank}.failure"
-            if process.exitcode > 0 and report.exists():
-                failure = pickle.loads(report.read_bytes())
-            failures.append(failure)
-    return failures
+    failed = [rank for rank, one in enumerate(processes) if _has_failed(one, rank, directory)]
+    return [_failure(processes[rank].exitcode or 0, rank, directory) for rank in failed]
+
+
+def _failure(exitcode: int, rank: int, directory: Path) -> Failure:
+    """Return how a rank failed, as it told itself where it could."""
+    report = directory / f"{rank}.failure"
+    told = exitcode > 0 and report.exists()
+    return pickle.loads(report.read_bytes()) if told else Failure(rank, exitcode)
 
 
 def _explain(failures: list[Failure], directory: Path) -> Exception:
@@ -415,7 +419,9 @@ def _cause(failure: Failure) -> str:
         return f"was killed by {signal.Signals(-failure.exitcode).name}"
     if failure.exitcode == LOST and not failure.kind:
         return "ended with the process that ranks are started from, which somebody or the system killed"
-    return f"raised {failure.kind or f'exit code {failure.exitcode}'}: {failure.message}"
+    if not failure.kind:
+        return f"ended with exit code {failure.exitcode} before it was done"
+    return f"raised {failure.kind}: {failure.message}"
 
 
 def _too_long(processes: Sequence[BaseProcess], directory: Path) -> RunError:

@@ -51,7 +51,7 @@ def expect_deaths() -> None:
     signal.signal(signal.SIGCHLD, note)
 
 
-def complaint(error: Exception, rank: int, where: str) -> str:
+def complaint(error: BaseException, rank: int, where: str) -> str:
     """Return rule, values and remedy for what a loader raised at a batch."""
     if gone := death(error):
         return f"{LIVES} rank {rank}'s {gone} at {where}; {RESUME}, with {FEWER}"

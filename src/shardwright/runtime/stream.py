@@ -239,7 +239,9 @@ class Feed:
         if isinstance(error, ShardwrightError):
             error.add_note(f"in {where}")
             return error
-        if not isinstance(error, Exception):
+        # Raised in the thread it is the loader's; without one it may be a handler's of signals.
+        ends = isinstance(error, SystemExit) and self._thread is not None
+        if not (ends or isinstance(error, Exception)):
             return error
         words = complaint(error, self._rank, where)
         found = RunError(words, rank=self._rank, instruction="input")

@@ -153,7 +153,8 @@ def train(
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     profiles = options.profiles and executor.program.strategy.pipeline.is_flushed
-    timeline = executor.profile_step(next(data)) if profiles else None
+    # Any batch will do where data ended with the last step.
+    timeline = executor.profile_step(next(data, None) or next(batches(0))) if profiles else None
     return replace(end, timeline=timeline, held_out=tuple(held_out))
 
 

@@ -50,6 +50,12 @@ def broken():
 
 def wrong():
     return 3
+
+def leaves():
+    raise SystemExit("bye")
+
+def alone_data(batch_size):
+    return None
 """
 
 
@@ -91,6 +97,7 @@ def test_a_model_that_does_not_exist_is_refused(file: Path, spec: str, message: 
     [
         ("broken", r"KeyError at model.py:\d+: 'no such thing'"),
         ("wrong", "must return a torch.nn.Module.*int"),
+        ("leaves", r"SystemExit at model.py:\d+: bye"),
     ],
 )
 def test_a_factory_that_fails_is_quoted(file: Path, factory: str, message: str) -> None:
@@ -98,10 +105,18 @@ def test_a_factory_that_fails_is_quoted(file: Path, factory: str, message: str) 
         load_model(f"{file}:{factory}").build()
 
 
+def test_data_that_cannot_be_iterated_over_is_refused(file: Path) -> None:
+    with pytest.raises(InputError, match=r"returned NoneType; let it yield .* \(at model.py:\d+\)"):
+        load_model(f"{file}:alone").batches(4)
+
+
 def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("import nothing_of_that_name")
     with pytest.raises(InputError, match="ModuleNotFoundError"):
         load_model(f"{tmp_path / 'bad.py'}:build")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(3)")
+    with pytest.raises(InputError, match=r"failed with SystemExit at script.py:2: 3; fix"):
+        load_model(f"{tmp_path / 'script.py'}:build")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def _import(place: str, said: str) -> ModuleType:
         return module
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that trains, and leaves
         raise InputError(
             f"{said}: importing {place} failed with {_told(error)}; "
             f"fix the file, or name an importable module"
@@ -163,7 +163,7 @@ def _call(spec: str, function: Callable[..., Any], options: dict[str, Any]) -> A
         parameters = inspect.signature(function).parameters
         taken = {k: v for k, v in options.items() if k in parameters and v is not None}
         return function(**taken)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         name = getattr(function, "__name__", str(function))
         raise InputError(
             f"model {spec!r}: {name}() failed with {_told(error)}; "
@@ -171,7 +171,7 @@ def _call(spec: str, function: Callable[..., Any], options: dict[str, Any]) -> A
         ) from error
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Return an error with the line of the user's that it comes from."""
     place = f" at {line}" if (line := model_line(error)) else ""
     return f"{type(error).__name__}{place}: {error}"
@@ -369,7 +369,13 @@ def _data(
     spec: str, data: Callable[..., Any], batch_size: int, seq: int | None, start: int
 ) -> Iterator[dict[str, Tensor]]:
     """Call the user's data function: an iterator of batches, beginning at step ``start``."""
-    return iter(_call(spec, data, {"batch_size": batch_size, "seq": seq, "start": start}))
+    made = _call(spec, data, {"batch_size": batch_size, "seq": seq, "start": start})
+    if not isinstance(made, Iterable):
+        raise InputError(
+            f"model {spec!r}: a function of data must return batches to iterate over, but this one returned "
+            f"{type(made).__name__}; let it yield dicts of tensors{_begins(data)}"
+        )
+    return iter(made)
 
 
 def _resized(tensor: Tensor, have: int, rows: int) -> Tensor:
