@@ -91,7 +91,7 @@ def cause(error: Exception, rank: int, where: str) -> str:
     )
 
 
-def is_exhaustion(error: Exception) -> bool:
+def is_exhaustion(error: BaseException) -> bool:
     """Whether an error means that memory ran out: of Python, of a GPU, or of torch's CPU
     allocator, which has no class of its own for it."""
     words = ("can't allocate memory", "not enough memory")
