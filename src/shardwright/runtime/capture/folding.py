@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
+from shardwright.runtime.capture.counting import tensors_of, written_by
 from shardwright.runtime.capture.known import asks, is_repeatable, known_of, memory_of
 from shardwright.runtime.capture.record import Unsupported
 
@@ -105,20 +105,14 @@ def _computed(
 
 def _written(node: fx.Node, values: Mapping[fx.Node, Any]) -> list[Tensor]:
     """Return the known tensors that a node writes."""
-    schema = getattr(node.target, "_schema", None)
-    names = [one.name for one in schema.arguments] if schema is not None else []
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    written = [given.get(one.name) for one in schema.arguments if one.is_write] if schema else []
-    nodes = [one for one in pytree.tree_leaves(written) if isinstance(one, fx.Node)]
-    return [one for node in nodes for one in _tensors(values.get(node))]
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
+    if not hasattr(node.target, "_schema"):
+        return []
+    args, named = fx.map_arg((node.args, node.kwargs), values.get)
+    return written_by(node.target, args, named)
 
 
 def _memories(value: Any) -> set[int]:
-    return {memory_of(one) for one in _tensors(value)}
+    return {memory_of(one) for one in tensors_of(value)}
 
 
 def _chosen(

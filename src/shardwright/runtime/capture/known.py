@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
+from shardwright.runtime.capture.counting import written_by
+
 
 @contextlib.contextmanager
 def known_sizes() -> Iterator[None]:
@@ -106,11 +108,7 @@ class Shadows:
 
     def lose(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Forget what a call writes with something that is not known."""
-        names = [one.name for one in func._schema.arguments if one.is_write]
-        given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(
-            kwargs
-        )
-        for one in pytree.tree_leaves([given.get(name) for name in names]):
+        for one in written_by(func, args, kwargs):
             value = known_of(one)
             if value is not None:
                 self._lost[memory_of(value)] = value.untyped_storage()
