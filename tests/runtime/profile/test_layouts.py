@@ -118,3 +118,17 @@ def test_all_of_a_tensor_lies_as_it_does(tensor: Tensor) -> None:
 def test_windows_that_overlap_lie_row_by_row() -> None:
     windows = torch.rand(10).unfold(0, 4, 2)
     assert Layout(tuple(windows.shape), windows.stride()).of((2, 4)) == (4, 1)
+
+
+@pytest.mark.parametrize("of_images", [False, True])
+@given(
+    whole=st.lists(st.integers(1, 4), min_size=4, max_size=4),
+    part=st.lists(st.integers(1, 4), min_size=4, max_size=4),
+)
+def test_dims_of_one_change_no_format(whole: list[int], part: list[int], of_images: bool) -> None:
+    """Convolutions ask whether weights of one by one lie channels last, which strides of such dims say."""
+    form = torch.channels_last if of_images else torch.contiguous_format
+    tensor = torch.empty(whole, memory_format=form)
+    shape = tuple(map(min, whole, part))
+    found = Layout(tuple(whole), tensor.stride()).of(shape)
+    assert found == torch.empty(shape, memory_format=form).stride()

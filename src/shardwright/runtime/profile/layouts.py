@@ -39,7 +39,8 @@ class Layout:
         if len(shape) != len(self.shape):
             return plain(shape)
         strides, whole, own = [0] * len(shape), 1, 1
-        for dim in sorted(range(len(shape)), key=lambda dim: self.strides[dim]):
+        # Dims of one come first where strides are equal: their own then says nothing of another order.
+        for dim in sorted(range(len(shape)), key=lambda d: (self.strides[d], self.shape[d] > 1)):
             stride = self.strides[dim]
             if not stride or self.shape[dim] == 1:
                 strides[dim] = own if stride else 0
