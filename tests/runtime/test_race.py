@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from shardwright.runtime.race import Laps, Rules, race, steadied
+from shardwright.runtime.race import Laps, PlainData, Rules, race, steadied
+from tests.runtime.world import run_ranks
 
 SECONDS = st.floats(0.01, 10.0)
 
@@ -52,3 +55,29 @@ def test_a_first_step_settles_and_does_not_count(steps: int, run: int) -> None:
     found = race([lambda _: contestant(0), lambda _: contestant(1)], [{}], rules)
     assert [one.num_steps for one in found] == [3 * steps] * 2
     assert taken == [2 + 3 * run] * 2
+
+
+class Unread(nn.Module):
+    """A map, and one that nothing is asked of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.spare = nn.Linear(3, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.map(x).square().mean()}
+
+
+def train_plainly(steps: int) -> list[float]:
+    torch.manual_seed(0)
+    one = PlainData(Unread().double(), lambda named: torch.optim.SGD([p for _, p in named], 0.1))
+    batch = {"x": torch.arange(12, dtype=torch.float64).reshape(4, 3) / 12}
+    return [float(one.step(batch)) for _ in range(steps)]
+
+
+@pytest.mark.ranks
+def test_torchs_own_trains_models_with_parameters_that_nothing_reads() -> None:
+    halves = run_ranks(2, train_plainly, 3)
+    means = [sum(both) / 2 for both in zip(*halves, strict=True)]
+    assert means == pytest.approx(train_plainly(3), rel=1e-12)
+    assert means[2] < means[0]

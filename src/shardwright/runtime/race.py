@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.core.plan import WARM_STEPS
+from shardwright.runtime.capture.prepare import find_loss
 from shardwright.runtime.executor import OptimizerFactory
 
 Batch = dict[str, Tensor]
@@ -148,7 +149,7 @@ class PlainData:
         self.max_norm = max_norm
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self.module = module if self.ranks == 1 else DistributedDataParallel(module)
+        self.module = module
         self.optimizer = optimizer(list(module.named_parameters()))
 
     def step(self, batch: Batch) -> Tensor:
@@ -161,11 +162,22 @@ class PlainData:
             else tensor
             for name, tensor in batch.items()
         }
-        out = self.module(**mine)
-        loss = out if isinstance(out, Tensor) else out.loss
+        if self.ranks > 1 and not isinstance(self.module, DistributedDataParallel):
+            _freeze_unreached(self.module, find_loss(self.module(**mine)))
+            self.module = DistributedDataParallel(self.module)
+        loss = find_loss(self.module(**mine))
         loss.backward()
         if self.max_norm:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+
+def _freeze_unreached(module: nn.Module, loss: Tensor) -> None:
+    """Let torch wait for no gradient of a parameter that has none: it ends in an error at the second step."""
+    trained = [one for one in module.parameters() if one.requires_grad]
+    for one, gradient in zip(
+        trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True
+    ):
+        one.requires_grad_(gradient is not None)
