@@ -14,7 +14,7 @@ order, so that no order of sends and receives can deadlock.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -42,17 +42,9 @@ TransformName = Literal[
     "take back", "left factor", "right factor", "factor sum", "version", "buffer",
 ]  # fmt: skip
 Primitive = Literal[
-    "slice",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "all_to_all",
-    "transfer",
-    "copy",
-    "halo",
-    "halo_sum",
+    "slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "transfer", "copy", "halo", "halo_sum",
     "send_receive",
-]
+]  # fmt: skip
 
 
 class ResourceClass(enum.IntEnum):
@@ -314,6 +306,13 @@ class Output:
     value: int
     along: int = -1
     adds: bool = False
+
+
+def data_of(values: Sequence[Value], value: int) -> int:
+    """Follow aliases of a value to the one that has the data."""
+    while values[value].alias >= 0:
+        value = values[value].alias
+    return value
 
 
 def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple[Piece, ...]:

@@ -20,6 +20,7 @@ from shardwright.core.program import (
     Program,
     Segment,
     Value,
+    data_of,
 )
 from shardwright.operators.splitting import iterate
 from shardwright.operators.splitting.iteration import PLUS
@@ -206,10 +207,9 @@ def _check_used(slot: Slot, unread: set[Slot]) -> None:
 
 def _slots(program: Program, values: Sequence[int], microbatch: int) -> Iterator[Slot]:
     for value in values:
-        while program.values[value].alias >= 0:
-            value = program.values[value].alias
         if value >= 0:
-            yield value, microbatch if program.values[value].scope == "microbatch" else -1
+            held = data_of(program.values, value)
+            yield held, microbatch if program.values[held].scope == "microbatch" else -1
 
 
 def _touched(

@@ -1,7 +1,7 @@
 """Compile one rank's instructions into a flat list of closures.
 
 Everything that can be decided before training is decided here: which slot every operand lies in, where a
-message must be complete, after which instruction a value is dropped (``Program.frees``; what a recomputation
+message must be complete, after which instruction a value is dropped (its last use here; what a recomputation
 writes again is dropped again). A step then only walks the list.
 """
 

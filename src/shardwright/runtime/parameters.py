@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import FLAT, is_split, shard_boxes
-from shardwright.core.program import STATES, Kind, Program, Value
+from shardwright.core.program import STATES, Kind, Program, Value, data_of
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured, seen_as
 from shardwright.runtime.deferred import deferred_of, replace_parameters
@@ -216,11 +216,9 @@ class Parameters:
             self.release(index)
 
     def _place_alias(self, index: int, value: Value) -> None:
-        root = value.alias
-        while self.program.values[root].alias >= 0:
-            root = self.program.values[root].alias
         trained = self.captured.graph.tensors[value.tensor].needs_gradient
-        self.leaf[index] = self.leaf[root].detach().requires_grad_(trained)
+        leaf = self.leaf[data_of(self.program.values, index)]
+        self.leaf[index] = leaf.detach().requires_grad_(trained)
 
     def _place_buffer(self, index: int, value: Value) -> None:
         spec = self.captured.graph.tensors[value.tensor]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from shardwright.core.program import Program
+from shardwright.core.program import Program, data_of
 
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
@@ -41,9 +41,7 @@ class Store:
 
     def root(self, value: int) -> int:
         """Follow aliases to the value that has the data."""
-        while self.program.values[value].alias >= 0:
-            value = self.program.values[value].alias
-        return value
+        return data_of(self.program.values, value)
 
     def slot(self, value: int, microbatch: int) -> int:
         """Return the slot of a value as an instruction of this microbatch sees it, counted over all minibatches

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.core.deferral import deferred_operands
 from shardwright.core.graph import Operator, OperatorGraph
-from shardwright.core.program import Call, Segment, Value
+from shardwright.core.program import Call, Segment, Value, data_of
 from shardwright.core.vocabulary import LOG_SUMS, is_whole
 from shardwright.operators.derivatives import (
     KEEPS_ORDER,
@@ -190,7 +190,7 @@ def viewed_inputs(
 
     Left out is what may have been copied on the way: reshaped when no longer in order of memory.
     """
-    roots = ((value, _through_alias(values, value)) for value in segment.inputs)
+    roots = ((value, data_of(values, value)) for value in segment.inputs)
     source = {value: root for value, root in roots if values[root].role == "activation"}
     ordered = {value for value, root in source.items() if _is_ordered(graph, values[root])}
     for call in segment.calls:
@@ -221,12 +221,12 @@ def _trace(
 ) -> Storages:
     storages = Storages()
     for value in inputs:
-        storages.root[value] = _through_alias(values, value)
+        storages.root[value] = data_of(values, value)
     for step, call in enumerate(calls):
         operator = graph.operators[call.operator]
         shares = shares_storage(graph, operator)
         for value in call.operands:
-            root = storages.root.setdefault(value, _through_alias(values, value))
+            root = storages.root.setdefault(value, data_of(values, value))
             storages.last[root] = step
         for value in call.results:
             if value < 0:
@@ -268,12 +268,6 @@ def _keep(
     )
     storages.extra.append(extra(shapes, results))
     storages.workspace.append(forward_workspace(graph, call, values))
-
-
-def _through_alias(values: Sequence[Value], value: int) -> int:
-    while values[value].alias >= 0:
-        value = values[value].alias
-    return value
 
 
 def _forward_peak(

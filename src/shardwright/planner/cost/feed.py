@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.halo import own_shape
-from shardwright.core.program import Kind, Program, Value
+from shardwright.core.program import Kind, Program, Value, data_of
 from shardwright.operators.splitting.samples import Samples, batch_size
 
 # By what an instruction of input is: the name of its resource, what it does in words, and what shortens it.
@@ -54,16 +54,9 @@ def _shards(program: Program, mesh: int) -> list[Value]:
     for segment in program.segments:
         read.update(*(call.operands for call in segment.calls))
     read.update(*(message.sources for message in program.messages))
-    roots = {_root(program, value) for value in read if value >= 0}
-    values = [program.values[root] for root in sorted(roots)]
+    roots = sorted({data_of(program.values, value) for value in read if value >= 0})
+    values = [program.values[one] for one in roots]
     return [value for value in values if value.role == "input" and value.mesh == mesh]
-
-
-def _root(program: Program, value: int) -> int:
-    """Return whose memory a value is."""
-    while (alias := program.values[value].alias) >= 0:
-        value = alias
-    return value
 
 
 def input_costs(

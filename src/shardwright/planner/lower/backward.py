@@ -37,9 +37,7 @@ def gather(builder: ProgramBuilder, uses: Iterable[Use]) -> Gathers:
     """Return the messages that bring parameters from rest to use, alike ones together."""
     groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for use in uses:
-        value = (
-            use.value if builder.values[use.value].alias < 0 else builder.values[use.value].alias
-        )
+        value = builder.roots[use.value]
         key = builder.signature(use.source, builder.values[value].layout)
         pairs = groups.setdefault(key, [])
         if (use.source, value) not in pairs:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.record import (
     Recorder,
     Unsupported,
@@ -119,7 +120,7 @@ class _Casts(TorchDispatchMode):
 
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()
-        self.places = {_storage(one): place for place, one in enumerate(given)}
+        self.places = {memory_of(one): place for place, one in enumerate(given)}
         self.casts: dict[int, torch.dtype] = {}
         self._used: set[int] = set()
         self._is_inside = False
@@ -127,12 +128,12 @@ class _Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        sources = [_storage(one) for one in _tensors((args, kwargs))]
+        sources = [memory_of(one) for one in _tensors((args, kwargs))]
         results = _tensors(result)
         self._alive += results
         if func is aten._to_copy.default and results[0].dtype != args[0].dtype:
             self._note(sources[0], results[0].dtype)
-        elif not (sources and all(_storage(one) in sources for one in results)):  # no mere view
+        elif not (sources and all(memory_of(one) in sources for one in results)):  # no mere view
             self._used.update(self.places[one] for one in sources if one in self.places)
         return result
 
@@ -148,10 +149,6 @@ class _Casts(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _like(meta: Tensor, device: str) -> Tensor:

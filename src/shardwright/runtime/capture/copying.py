@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.runtime.capture.lying import memory_of
+
 _dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
 
 
@@ -33,7 +35,7 @@ Home = tuple[int, torch.Size]
 
 def home_of(tensor: Tensor) -> Home:
     """Return what is equal for two tensors that are one in memory."""
-    return tensor.untyped_storage()._cdata, tensor.shape
+    return memory_of(tensor), tensor.shape
 
 
 def held_by(module: nn.Module) -> dict[Home, str]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from shardwright.runtime.capture.counting import tensors_of, written_by
-from shardwright.runtime.capture.known import asks, is_repeatable, known_of, memory_of
+from shardwright.runtime.capture.known import asks, is_repeatable, known_of
+from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.record import Unsupported
 
 _AUTOCAST = torch.amp.autocast_mode._enter_autocast

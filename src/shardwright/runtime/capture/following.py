@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.runtime.capture.counting import tensors_of, written_by
+from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.owners import (
     FREE,
     MIXED,
@@ -32,7 +33,7 @@ class Following(TorchDispatchMode):
     def __init__(self, owners: Owners, fixed: Sequence[Tensor]) -> None:
         super().__init__()
         self.owners = owners
-        self.fixed = {tensor.untyped_storage()._cdata for tensor in fixed}
+        self.fixed = {memory_of(tensor) for tensor in fixed}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named, packet = kwargs or {}, func._overloadpacket
@@ -55,7 +56,7 @@ class Following(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRows(f"{func} draws random numbers")
         written = written_by(func, args, named)
-        if any(one.untyped_storage()._cdata in self.fixed for one in written):
+        if any(memory_of(one) in self.fixed for one in written):
             raise NotRows(f"{func} writes what it was given")
         return written
 

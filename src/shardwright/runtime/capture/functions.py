@@ -34,6 +34,7 @@ from shardwright.runtime.capture.gradients import (
     inference_without_gradients,
 )
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
+from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.recomputing import no_checkpoints
 from shardwright.runtime.capture.record import Slot, Unsupported, aten
 from shardwright.runtime.capture.rowwise import (
@@ -246,8 +247,8 @@ def _saved(kept: Sequence[Tensor], known: Sequence[Tensor]) -> tuple[tuple[int, 
     """Return which known tensors are kept, views of them among them, and the bytes of what else is."""
     places: dict[Any, int] = {}
     for place, one in enumerate(known):
-        places.setdefault(one.untyped_storage()._cdata, place)
-    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
+        places.setdefault(memory_of(one), place)
+    storages = {memory_of(one): one.untyped_storage().nbytes() for one in kept}
     others = sum(count for storage, count in storages.items() if storage not in places)
     return tuple(sorted(places[one] for one in storages if one in places)), others
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from shardwright.runtime.capture.counting import written_by
+from shardwright.runtime.capture.lying import memory_of
 
 
 @contextlib.contextmanager
@@ -73,11 +74,6 @@ def is_repeatable(func: Any) -> bool:
 def known_of(tensor: Tensor) -> Tensor | None:
     """Return the values beside a tensor of a trace, None where they are not known."""
     return getattr(tensor, "known", None)
-
-
-def memory_of(tensor: Tensor) -> int:
-    """Return a number of the memory that a tensor looks at."""
-    return tensor.untyped_storage()._cdata
 
 
 class Shadows:

@@ -21,6 +21,11 @@ CONVOLUTIONS = frozenset({
 })  # fmt: skip
 
 
+def memory_of(tensor: Tensor) -> int:
+    """Return a number of the memory that a tensor looks at."""
+    return tensor.untyped_storage()._cdata
+
+
 def order_of_images(images: Tensor, weights: Tensor) -> torch.memory_format:
     """Return how a convolution wants what it reads to lie in memory: channels last where either does."""
     orders = (suggest_memory_format(images), suggest_memory_format(weights))

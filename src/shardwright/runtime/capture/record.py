@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from shardwright.runtime.capture.lying import laid_out
+from shardwright.runtime.capture.lying import laid_out, memory_of
 
 aten = torch.ops.aten
 # Arguments that ask for sparse gradients: shards, sums and messages are dense.
@@ -141,13 +141,9 @@ def _dense(target: Callable[..., Any], named: dict[str, Any], name: str) -> bool
     return asked
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def shares_storage(one: Value, other: Value) -> bool:
     """Whether torch gave two values the same memory, so that writing one would change the other."""
-    return _storage(one.meta) == _storage(other.meta)
+    return memory_of(one.meta) == memory_of(other.meta)
 
 
 def _signature(argument: Any) -> Any:
@@ -164,13 +160,13 @@ def _signature(argument: Any) -> Any:
 def _is_plain(tensor: Tensor, others: set[int]) -> bool:
     """Whether shape, strides and dtype say all of a tensor, and it shares no memory with ``others``: complex
     ones may be read conjugated."""
-    is_part = bool(tensor.storage_offset()) or _storage(tensor) in others
+    is_part = bool(tensor.storage_offset()) or memory_of(tensor) in others
     return not (is_part or tensor.is_complex())
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
     return (
-        _storage(one) == _storage(other)
+        memory_of(one) == memory_of(other)
         and one.shape == other.shape
         and one.stride() == other.stride()
         and one.dtype == other.dtype
@@ -263,7 +259,7 @@ class Recorder:
                 *form, dtype=known.dtype, device="meta", requires_grad=known.requires_grad
             )
         result = self._run_anew(target, args, kwargs)
-        inputs = {_storage(one.meta) for one in tensors_in([args, *kwargs.values()])}
+        inputs = {memory_of(one.meta) for one in tensors_in([args, *kwargs.values()])}
         if (
             isinstance(target, OpOverload)
             and isinstance(result, Tensor)

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture.drawing import drawn_numbers, is_unit
 from shardwright.runtime.capture.layers import Unclear
+from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.places import running_line
 
 _DRAWS = frozenset({"rand", "uniform_", "bernoulli_", "bernoulli", "rand_like", "randn", "normal_"})
@@ -178,7 +179,7 @@ class _Written(_Calls):
         self.given: list[Any] = []  # the same with their arguments' form
         self.questions: list[tuple[int, str]] = []
         self.writes: list[tuple[int, int]] = []  # by which call which memory is written
-        self.owners = {_memory(tensor): name for name, tensor in named.items()}
+        self.owners = {memory_of(tensor): name for name, tensor in named.items()}
         self.memories = dict.fromkeys(self.owners, -1)  # first seen at which call
 
     def answered(self, drawn: Tensor) -> bool:
@@ -194,9 +195,9 @@ class _Written(_Calls):
         written = (args[:1], kwargs.get("out")) if _writes(name, kwargs) else ()
         if name in _COUNTING:
             written = args[1:3]
-        self.writes += [(self.count, _memory(one)) for one in _tensors(written)]
+        self.writes += [(self.count, memory_of(one)) for one in _tensors(written)]
         for one in _tensors((args, kwargs, result)):
-            self.memories.setdefault(_memory(one), self.count)
+            self.memories.setdefault(memory_of(one), self.count)
         return result
 
     def forget(self) -> None:
@@ -226,10 +227,6 @@ class _Written(_Calls):
         starts = [start for start, _ in self.questions]
         stops = [*starts, len(self.said)][1:]
         return [range(*ends) for ends in zip(starts, stops, strict=True)]
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def find_skips(

@@ -37,6 +37,7 @@ from shardwright.runtime.capture.layers import (
     shortened,
     stood_for,
 )
+from shardwright.runtime.capture.lying import memory_of
 
 _PLAIN = (
     int, str, bool, complex, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
@@ -337,8 +338,8 @@ class _Beneath(TorchDispatchMode):
         if given is None:
             raise Unclear
         if func._schema.is_mutable:  # what a function made itself, such as a mask, it may write
-            known = {*map(_memory, _tensors(given))}
-            if not known.isdisjoint(map(_memory, written_by(func, args, kwargs or {}))):
+            known = {*map(memory_of, _tensors(given))}
+            if not known.isdisjoint(map(memory_of, written_by(func, args, kwargs or {}))):
                 raise Unclear
         return self._answer(func, args, kwargs or {})
 
@@ -382,10 +383,6 @@ def _looks(value: Any) -> Any:
 
 def _tensors_in(value: Any) -> bool:
     return next(_tensors(value), None) is not None
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardwright.errors import RunError
 from shardwright.runtime.capture.counting import Flops, Work, is_pick, tensors_of
 from shardwright.runtime.capture.keeping import PLAIN, changes, fingerprint
+from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.observe import Real, is_inside
 from shardwright.runtime.capture.prepare import real_twin
 from shardwright.runtime.capture.recomputing import no_checkpoints
@@ -388,7 +389,7 @@ def _tail(
     """Say what the rest needs: all but what lies in the modules that were called before, and is not used."""
     state, absent = list[str](), list[str]()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        is_used = tensor.untyped_storage()._cdata in used.used
+        is_used = memory_of(tensor) in used.used
         is_kept = any(is_inside(name, path) for path in kept)
         (state if is_used or not is_kept else absent).append(name)
     return Tail(

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.counting import Flops, memories_of, written_by
 from shardwright.runtime.capture.keeping import untouched_numbers
+from shardwright.runtime.capture.lying import memory_of
 
 
 def tensors_in(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -49,7 +50,7 @@ class Snapshot:
     def differs(self, name: str, tensor: Tensor, written: Container[int]) -> bool:
         """Whether a tensor was written since, also with what stood there (a bias of zeros that follows one).
         ``written`` are the memories that operators have written."""
-        now = tensor.untyped_storage()._cdata
+        now = memory_of(tensor)
         is_written = now in written or now != self.memory[name]._cdata
         return is_written or not _same_values(self.values[name], tensor.detach())
 
@@ -129,11 +130,11 @@ class _Written(TorchDispatchMode):
 
     def __init__(self, parameter: Tensor, error: CaptureError) -> None:
         super().__init__()
-        self.storage, self.error = parameter.untyped_storage()._cdata, error
+        self.storage, self.error = memory_of(parameter), error
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         written = written_by(func, args, kwargs or {})
-        if any(one.untyped_storage()._cdata == self.storage for one in written):
+        if any(memory_of(one) == self.storage for one in written):
             raise self.error
         return func(*args, **(kwargs or {}))
 
