@@ -31,6 +31,14 @@ def shortened(line: str) -> str:
     return f"{line[:half]} ... {line[-half:]}"
 
 
+def said(error: BaseException) -> str:
+    """Return what an error says, "" where one of the user's raises when it is asked."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # whatever it raises
+        return ""
+
+
 class ShardwrightError(Exception):
     """Root of everything this package raises on purpose."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -98,6 +99,21 @@ def test_a_private_folder_lies_among_temporary_files_where_its_parent_cannot_be_
     assert not other.exists()
 
 
+LONGEST = 4095  # bytes of a path: Linux' PATH_MAX, less its end
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux' PATH_MAX")
+def test_a_folder_that_cannot_be_claimed_is_gone(tmp_path: Path) -> None:
+    """As on a full disk; here the file in it would have too long a path."""
+    parent = tmp_path
+    while (left := LONGEST - 30 - len(str(parent))) > 1:
+        parent /= "x" * min(left - 1, 250)
+        parent.mkdir()
+    with pytest.raises(OSError, match="too long"):
+        scratch(parent).__enter__()
+    assert not list(parent.iterdir())
+
+
 def imported_by_capturing() -> int:
     from tests.runtime import warm  # which the fork server of tests has done already
 
@@ -125,15 +141,31 @@ def test_an_exception_on_one_rank_ends_all_and_is_told() -> None:
     assert caught.value.rank == 1
 
 
+class Mute(BaseException):
+    """No Exception, and one that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
 def leave(how: str) -> None:
     if dist.get_rank() == 1:
+        if how == "mute":
+            sys.stdout.close()
+            raise Mute
         os._exit(int(how)) if how else sys.exit()
     dist.barrier()
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("how", "says"), [("0", "ended with exit code 0"), ("3", "exit code 3"), ("", "SystemExit")]
+    ("how", "says"),
+    [
+        ("0", "ended with exit code 0"),
+        ("3", "exit code 3"),
+        ("", "SystemExit"),
+        ("mute", r"raised Mute: no reason given, at test_launch.py:\d+;"),
+    ],
 )
 def test_a_rank_that_leaves_before_it_is_done_is_named_whatever_its_exit_code(
     how: str, says: str
@@ -141,6 +173,30 @@ def test_a_rank_that_leaves_before_it_is_done_is_named_whatever_its_exit_code(
     with pytest.raises(RunError, match=f"rank 1 .*{says}") as caught:
         launch(leave, 2, (how,), timeout=60)
     assert caught.value.rank == 1
+
+
+def write_to_a_full_disk() -> None:
+    Path("/dev/full").write_text("what nobody can keep")
+
+
+@pytest.mark.ranks
+def test_what_the_system_refuses_a_rank_is_one_line() -> None:
+    with pytest.raises(
+        RunError, match=r"raised OSError: .*No space left on device; free"
+    ) as caught:
+        launch(write_to_a_full_disk, 1, timeout=60)
+    assert "\n" not in str(caught.value)
+
+
+def prints_into() -> tuple[int, int]:
+    return os.fstat(1).st_ino, os.fstat(2).st_ino
+
+
+@pytest.mark.ranks
+def test_ranks_print_to_standard_error_where_their_launcher_does() -> None:
+    with contextlib.redirect_stdout(sys.stderr):
+        ((out, err),) = launch(prints_into, 1, timeout=60)
+    assert out == err
 
 
 @pytest.mark.ranks

@@ -428,3 +428,5 @@ def test_a_function_that_makes_no_loader_is_refused() -> None:
     """``run --loader`` would train on the example batch without a word."""
     with pytest.raises(InputError, match="function returned NoneType; it must return an iterable"):
         loader_of(lambda: None)
+    with pytest.raises(InputError, match="makes one when called, not None; name one"):
+        loader_of(None)

@@ -190,6 +190,21 @@ def left() -> None:
     raise SystemExit("no more rows")
 
 
+def given_up() -> None:
+    raise GeneratorExit
+
+
+class Mute(Exception):
+    """An exception that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+def muted() -> None:
+    raise Mute
+
+
 @pytest.mark.parametrize(
     ("how", "workers", "says"),
     [
@@ -197,6 +212,8 @@ def left() -> None:
         (killed, 1, r"rank 0's worker process \d+ .* at batch ([012]) .*: resume from the last checkpoint"),
         (broken, 1, r"rank 0's raised ValueError at batch (2) .*: row 20 is broken, at test_stream.py:\d+; .*: resume"),
         (left, 0, r"rank 0's raised SystemExit at batch (2) .*: no more rows, at test_stream.py:\d+; .*: resume"),
+        (given_up, 0, r"rank 0's raised GeneratorExit at batch (2) .*: no reason given, at test_stream.py:\d+; .*: resume"),
+        (muted, 0, r"rank 0's raised Mute at batch (2) .*: no reason given, at test_stream.py:\d+; .*: resume"),
         (broken, 0, r"rank 0's raised ValueError at batch (2) .*: row 20 is broken, at test_stream.py:\d+; .*: resume"),
     ],
 )  # fmt: skip
@@ -228,6 +245,10 @@ def test_a_worker_that_dies_or_raises_is_one_line_at_its_batch_wherever_the_step
         ({"x": None}, "'x' is missing"),
         (torch.ones(()), r"'x' must have the global shape \(8, 4\) .*, not \(\)"),
         ({"y": torch.ones(8, 4)}, "'x' is missing"),
+        (
+            torch.ones(8, 4, dtype=torch.complex64),
+            "'x' must be torch.float64, .* not torch.complex64",
+        ),
     ],
 )
 def test_what_is_no_batch_of_the_plan_is_refused(batch: Any, says: str) -> None:
@@ -279,6 +300,32 @@ class Closing:
             yield from drawn(100)
         finally:
             self.closed += 1
+
+
+class Unclosable:
+    """A loader whose iterators cannot be closed."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from drawn(9)
+        finally:
+            raise OSError("still locked")
+
+
+def two_steps(executor: Executor, loader: Any, ahead: int) -> None:
+    for step in executor.train(loader, ahead=ahead):
+        if step.number == 2:
+            break
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_loader_that_cannot_be_closed_is_told_of_and_harms_nothing(ahead: int) -> None:
+    executor = made()
+    says = r"raised OSError when it was closed .*: still locked, at test_stream.py:\d+; what"
+    with pytest.warns(RuntimeWarning, match=says):
+        two_steps(executor, Unclosable(), ahead)
+    assert executor.steps == 2
+    assert not input_threads()
 
 
 def input_threads() -> list[threading.Thread]:

@@ -16,7 +16,7 @@ from types import TracebackType
 
 import torch
 
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ShardwrightError, said
 from shardwright.runtime.cores import RANK
 from shardwright.runtime.lifeline import die_with_agent
 from shardwright.runtime.stopped import stopped_neighbours
@@ -96,7 +96,7 @@ def is_exhaustion(error: BaseException) -> bool:
     allocator, which has no class of its own for it."""
     words = ("can't allocate memory", "not enough memory")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        word in str(error) for word in words
+        word in said(error) for word in words
     )
 
 

@@ -263,9 +263,19 @@ def _checked(batch: Batch, captured: Captured, rows: int | None) -> Mapping[str,
                 f"was made for, not {tuple(tensor.shape)}; pass the global batch, or plan again "
                 "(an executor of shardwright.build takes another number of samples, too)"
             )
+        _check_dtype(spec.name, tensor.dtype, DTYPES[spec.dtype])
     for name, row in captured.fixed.items():
         _check_fixed(name, row, batch[name])
     return batch
+
+
+def _check_dtype(name: str, given: torch.dtype, planned: torch.dtype) -> None:
+    """Raise InputError where values would be cut off: real numbers to integers, or complex ones to real."""
+    if planned is not torch.bool and not torch.can_cast(given, planned):
+        raise InputError(
+            f"batch entry {name!r} must be {planned}, as the plan's model reads it, or of a dtype that converts to "
+            f"it, not {given}; convert it where the batch is made"
+        )
 
 
 def _check_fixed(name: str, row: tuple[int, ...], tensor: Tensor) -> None:

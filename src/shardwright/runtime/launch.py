@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -37,10 +36,11 @@ import torch.distributed as dist
 # that frees a tensor then aborts the process.
 import torch.distributed.nn
 
-from shardwright.errors import RunError, ShardwrightError
+from shardwright.errors import RunError
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.cores import RANK, RANKS, settle
 from shardwright.runtime.endings import cause, prepare_ending
+from shardwright.runtime.failures import Failure, explain, failure
 from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import SHARED_MEMORY, claim_multiprocessing, scratch
@@ -52,7 +52,6 @@ STOP_FILE = "stop"  # in the launcher's folder, once it was interrupted
 MARGIN = 1.25  # of a message's time: ranks that wait for who is stopped say so first
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
 STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C or SIGTERM
 PRELOADED = (
     "shardwright.runtime.server", "torch", "torch.distributed", "shardwright.runtime.executor",
@@ -64,24 +63,6 @@ CAPTURING = (
     "torch._dynamo", "torch.export._trace", "shardwright.runtime.capture",
     "shardwright.planner.lower.kernels",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How one rank ended badly. ``error`` is the exception's pickle-safe form."""
-
-    rank: int
-    exitcode: int
-    kind: str = ""
-    message: str = ""
-    details: str = ""
-    error: ShardwrightError | None = None
-
-    @property
-    def is_consequence(self) -> bool:
-        """Whether it looks like the echo of another rank's death: a broken connection."""
-        echoes = ("Connection closed", "Connection reset", "Broken pipe", "connection was aborted")
-        return self.exitcode >= 0 and any(echo in self.message for echo in echoes)
 
 
 class Terminated(SystemExit):
@@ -168,7 +149,7 @@ def launch(
     """
     starts = multiprocessing.get_start_method(allow_none=True)
     stops = stops or Stops()
-    setting = _Setting(collective_timeout, backend, stops.saves, starts)
+    setting = _Setting(collective_timeout, backend, stops.saves, starts, _is_aside())
     with _terminable():
         return _launch(target, nprocs, args, setting, timeout, stops)
 
@@ -176,12 +157,21 @@ def launch(
 @dataclass(frozen=True, slots=True)
 class _Setting:
     """How a rank runs; the fields are ``launch``'s options. ``starts``: how processes start in the launcher, None
-    for Python's default."""
+    for Python's default. ``is_aside``: what is printed goes to standard error there, and so what ranks print."""
 
     collective_timeout: float
     backend: str
     saves: bool
     starts: str | None
+    is_aside: bool
+
+
+def _is_aside() -> bool:
+    """Whether what is printed goes to standard error, as where a command answers in JSON."""
+    try:
+        return sys.stdout.fileno() == sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # no files, or closed ones
+        return False
 
 
 def _launch(
@@ -257,6 +247,8 @@ def _rank_main(
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, signal.SIG_DFL)
     die_with_launcher()
+    if setting.is_aside:
+        os.dup2(2, 1)
     # Else workers of a rank's loaders were children of a fork server of its own, which import torch anew.
     multiprocessing.set_start_method(setting.starts, force=True)
     os.environ |= {
@@ -278,24 +270,17 @@ def _rank_main(
         _leave(directory / f"{rank}.result", result)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, the launcher must be told
-        known = error if isinstance(error, ShardwrightError) else None
-        failure = Failure(
-            rank, 1, type(error).__name__, str(error), traceback.format_exc(), _bare(known)
-        )
-        _leave(directory / f"{rank}.failure", failure)
-        sys.stdout.flush()
-        sys.stderr.flush()
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the launcher must be told
+        with suppress(OSError):  # a full disk: then the exit code has to do
+            _leave(directory / f"{rank}.failure", Failure.of(rank, error))
+        with suppress(
+            OSError, ValueError, AttributeError
+        ):  # code of the user's may have closed them
+            sys.stdout.flush()
+            sys.stderr.flush()
         for child in multiprocessing.active_children():  # a loader's, which look for us seldom
             child.kill()
         os._exit(1)  # not a clean exit: a peer that is gone would make the backend wait
-
-
-def _bare(error: ShardwrightError | None) -> ShardwrightError | None:
-    """Drop what an exception drags along; only message and fields travel."""
-    if error is not None:
-        error.__traceback__ = error.__cause__ = error.__context__ = None
-    return error
 
 
 def _leave(path: Path, value: Any) -> None:
@@ -345,7 +330,7 @@ def _watch(
             running = [process.sentinel for process in processes if process.exitcode is None]
             if any(_has_failed(process, rank, directory) for rank, process in enumerate(processes)):
                 failures = _collect(processes, directory)
-                raise wish or patience.error() or _explain(failures, directory)
+                raise wish or patience.error() or explain(failures, directory)
             if not running:
                 return
             left = None if deadline is None else deadline - time.monotonic()
@@ -385,43 +370,7 @@ def _collect(processes: Sequence[BaseProcess], directory: Path) -> list[Failure]
         alive = [process.sentinel for process in processes if process.exitcode is None]
         multiprocessing.connection.wait(alive, max(end - time.monotonic(), 0))
     failed = [rank for rank, one in enumerate(processes) if _has_failed(one, rank, directory)]
-    return [_failure(processes[rank].exitcode or 0, rank, directory) for rank in failed]
-
-
-def _failure(exitcode: int, rank: int, directory: Path) -> Failure:
-    """Return how a rank failed, as it told itself where it could."""
-    report = directory / f"{rank}.failure"
-    told = exitcode > 0 and report.exists()
-    return pickle.loads(report.read_bytes()) if told else Failure(rank, exitcode)
-
-
-def _explain(failures: list[Failure], directory: Path) -> Exception:
-    """Return the error of the rank that failed first: killed before raised before cut off."""
-    first = min(failures, key=lambda f: (f.exitcode >= 0, f.is_consequence, f.rank))
-    status = read_status(directory, first.rank)
-    if isinstance(first.error, ShardwrightError):
-        return first.error
-    stage = status.stage if status else -1
-    instruction = status.instruction if status else ""
-    where = f"rank {first.rank}"
-    if status is not None:
-        where += f" (stage {stage}, step {status.step}, {instruction or 'between steps'})"
-    text = f"all ranks must stay alive, but {where} {_cause(first)}; all ranks were ended. " + (
-        "Resume from the last checkpoint" + (f".\n{first.details}" if first.details else "")
-    )
-    return RunError(text, rank=first.rank, stage=stage, instruction=instruction)
-
-
-def _cause(failure: Failure) -> str:
-    if failure.exitcode == -signal.SIGKILL:
-        return "was killed by SIGKILL (as the system does when memory runs out)"
-    if failure.exitcode < 0:
-        return f"was killed by {signal.Signals(-failure.exitcode).name}"
-    if failure.exitcode == LOST and not failure.kind:
-        return "ended with the process that ranks are started from, which somebody or the system killed"
-    if not failure.kind:
-        return f"ended with exit code {failure.exitcode} before it was done"
-    return f"raised {failure.kind}: {failure.message}"
+    return [failure(processes[rank].exitcode or 0, rank, directory) for rank in failed]
 
 
 def _too_long(processes: Sequence[BaseProcess], directory: Path) -> RunError:

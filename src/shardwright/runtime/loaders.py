@@ -15,6 +15,7 @@ from types import FrameType
 
 from torch.utils.data._utils import signal_handling
 
+from shardwright.errors import said
 from shardwright.runtime.capture.places import model_line
 from shardwright.runtime.endings import is_exhaustion
 
@@ -70,10 +71,10 @@ def complaint(error: BaseException, rank: int, where: str) -> str:
 
 def death(error: BaseException) -> str:
     """Return which worker process an error says is gone, and how it ended; nothing for an error that says no such thing."""
-    found = _WORKER.match(str(error)) or _broken_off(error)
+    found = _WORKER.match(said(error)) or _broken_off(error)
     if found is None:
         return ""
-    told = next((one for one in reversed(_SEEN) if found["pid"] in one), str(error))
+    told = next((one for one in reversed(_SEEN) if found["pid"] in one), said(error))
     end = (_WORKER.match(told) or found)["end"].strip()
     cause = next((why for sign, why in _CAUSES.items() if end.endswith(sign)), "")
     return f"worker process {found['pid']} {end}{cause}"
@@ -81,7 +82,7 @@ def death(error: BaseException) -> str:
 
 def _broken_off(error: BaseException) -> re.Match[str] | None:
     """Return what torch says of a worker that is gone, where a batch of it cannot be received."""
-    if not isinstance(error, (ConnectionError, EOFError)) or "\nOriginal Traceback" in str(error):
+    if not isinstance(error, (ConnectionError, EOFError)) or "\nOriginal Traceback" in said(error):
         return None
     deadline = time.monotonic() + _ENDING
     while not _SEEN and time.monotonic() < deadline:  # its pipes close before it is gone
@@ -96,7 +97,7 @@ def _broken_off(error: BaseException) -> re.Match[str] | None:
 
 def raised(error: BaseException) -> tuple[str, str, str]:
     """Return kind, words and line of what was raised, in a worker process or here."""
-    kind, text = type(error).__name__, str(error)
+    kind, text = type(error).__name__, said(error)
     begin, _, trace = text.partition("\nOriginal Traceback")
     if not trace:
         return kind, " ".join(text.split()) or "no reason given", model_line(error)

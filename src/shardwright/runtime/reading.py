@@ -118,6 +118,10 @@ class _Again:
 
 def loader_of(given: Any) -> Any:
     """Return what a script names as its loader: that itself, or what it makes when it is called."""
+    if given is None:
+        raise InputError(
+            "a loader is an iterable of batches, a data set, or makes one when called, not None; name one"
+        )
     if isinstance(given, Iterable) or hasattr(given, "__getitem__") or not callable(given):
         return given
     made = given()

@@ -37,7 +37,11 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
     room, else among temporary files; and remove what killed processes left."""
     _tidy()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent if _has_room(parent) else None))
-    lock = claim(folder)
+    try:
+        lock = claim(folder)
+    except OSError:  # a disk that is full
+        folder.rmdir()
+        raise
     try:
         yield folder
     finally:

@@ -24,7 +24,7 @@ from shardwright.errors import InputError, RunError, ShardwrightError
 from shardwright.runtime import inputs
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.cores import leave_share
-from shardwright.runtime.loaders import complaint, expect_deaths
+from shardwright.runtime.loaders import complaint, expect_deaths, raised
 from shardwright.runtime.randomness import TURN
 from shardwright.runtime.reading import Batches, Reader, Samples, Walk
 from shardwright.runtime.standing import Place
@@ -240,7 +240,7 @@ class Feed:
             error.add_note(f"in {where}")
             return error
         # Raised in the thread it is the loader's; without one it may be a handler's of signals.
-        ends = isinstance(error, SystemExit) and self._thread is not None
+        ends = self._thread is not None and not isinstance(error, KeyboardInterrupt)
         if not (ends or isinstance(error, Exception)):
             return error
         words = complaint(error, self._rank, where)
@@ -250,8 +250,18 @@ class Feed:
 
     def _end(self) -> None:
         iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator.close()
+        try:
+            if iterator is not None:
+                iterator.close()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's end of it raises
+            kind, words, place = raised(error)
+            at = f", at {place}" if place else ""
+            warnings.warn(
+                f"the loader raised {kind} when it was closed behind batch {self._number - 1}: {words}{at}; what was "
+                "trained is unharmed, see that it ends by itself",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 class Trainee(Protocol):

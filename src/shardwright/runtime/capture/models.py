@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from shardwright.errors import InputError
+from shardwright.errors import InputError, said
 from shardwright.runtime.capture.huggingface import hugging_face
 from shardwright.runtime.capture.places import defined_at, model_line
 from shardwright.runtime.capture.source import USUAL_BATCH, ModelSource, check_numbers
@@ -174,7 +174,7 @@ def _call(spec: str, function: Callable[..., Any], options: dict[str, Any]) -> A
 def _told(error: BaseException) -> str:
     """Return an error with the line of the user's that it comes from."""
     place = f" at {line}" if (line := model_line(error)) else ""
-    return f"{type(error).__name__}{place}: {error}"
+    return f"{type(error).__name__}{place}: {said(error)}"
 
 
 def _begins(function: Callable[..., Any]) -> str:

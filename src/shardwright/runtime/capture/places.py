@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.errors import CaptureError
+from shardwright.errors import CaptureError, said
 from shardwright.runtime.capture.record import Unsupported
 
 _NOT_MODEL = (Path(__file__).parents[2], Path(torch.__file__).parent)
@@ -25,7 +25,7 @@ _LIBRARY = Path(traceback.__file__).parent
 
 def first_line(error: BaseException) -> str:
     """Return what an error says first, and the line of the model that it comes from."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in said(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
     if isinstance(error, Unsupported):
         text = str(error)
@@ -39,6 +39,11 @@ def model_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     return next(_lines_of([*traceback.walk_tb(error.__traceback__)][::-1]), "")
+
+
+def raised_at(error: BaseException) -> str:
+    """Return file and line of the model's where an error was raised, "" where other code raised it."""
+    return next(_lines_of([*traceback.walk_tb(error.__traceback__)][-1:]), "")
 
 
 def running_line() -> str:
