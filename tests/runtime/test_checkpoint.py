@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
+import os
 import resource
 import shutil
 import zlib
@@ -328,6 +330,21 @@ def test_a_save_that_is_cut_short_leaves_the_previous_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.torch
+def test_a_directory_without_the_word_for_the_newest_checkpoint_gives_the_newest(
+    tmp_path: Path,
+) -> None:
+    executor, batch = _executor(strategy_of(Seed()))
+    executor.save(tmp_path)
+    executor.step(batch)
+    executor.save(tmp_path)
+    (tmp_path / "latest").unlink()
+    executor.load(tmp_path)
+    assert executor.steps == 1
+    executor.load(tmp_path / "step-00000000")
+    assert executor.steps == 0
+
+
+@pytest.mark.torch
 def test_saving_a_step_again_replaces_it_and_is_safe_between_the_renames(tmp_path: Path) -> None:
     executor, _ = _executor(strategy_of(Seed()))
     executor.save(tmp_path, extra={"turn": 1})
@@ -354,6 +371,31 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_only_the_previous_ch
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("place", range(4))
+def test_wherever_a_disk_is_full_only_the_previous_checkpoint_is_left(
+    tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors, its manifest, the word for the newest one, and all of them by their names."""
+    executor, batch = _executor(strategy_of(Seed()))
+    executor.save(tmp_path)
+    executor.step(batch)
+    written, sync = iter(range(10)), os.fsync
+
+    def full(handle: int) -> None:
+        if next(written) == place:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match="No space left on device; earlier checkpoints"):
+            executor.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000000"]
+    executor.load(tmp_path)
+    assert executor.steps == 0
 
 
 def fill_the_disk_of_one(directory: str) -> tuple[str, list[str]]:
@@ -384,5 +426,5 @@ def test_an_unwritable_directory_is_one_clear_error(tmp_path: Path) -> None:
     executor, _ = _executor(strategy_of(Seed()))
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(CheckpointError, match="could not be written"):
+    with pytest.raises(CheckpointError, match=f"could not be written: .*'{blocked}"):
         executor.save(blocked)

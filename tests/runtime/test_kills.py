@@ -108,7 +108,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         pytest.param(1, Kind.UPDATE, id="rank 1 update"),
         pytest.param(1, 0, id="rank 1 its tensors"),
         pytest.param(0, 1, id="rank 0 the manifest"),
-        pytest.param(0, 3, id="rank 0 after naming"),
+        pytest.param(0, 4, id="rank 0 after naming"),
     ],
 )
 def test_a_rank_that_is_killed_costs_no_more_than_its_step(

@@ -19,6 +19,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
+from shardwright.runtime.weights import export_checkpoint
 from tests import zoo
 from tests.runtime.equivalence import Factory
 from tests.runtime.world import run_ranks
@@ -143,3 +144,12 @@ def test_a_file_that_is_no_safetensors_is_one_clear_error(tmp_path: Path) -> Non
     (tmp_path / "w.safetensors").write_bytes(b"not weights")
     with pytest.raises(CheckpointError, match="must be a safetensors file"):
         executor.load_weights(tmp_path / "w.safetensors")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("out", [".", "", "/"])
+def test_weights_are_not_written_over_a_folder(tmp_path: Path, out: str) -> None:
+    executor, _ = _executor(zoo.mlp, Seed())
+    executor.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"but [./] is a folder; name a file in it"):
+        export_checkpoint(tmp_path, out)

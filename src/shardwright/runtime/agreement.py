@@ -60,8 +60,11 @@ def together(act: Callable[[], T]) -> list[T]:
     outcome: tuple[Any, Exception | None]
     try:
         outcome = (act(), None)
-    except (OSError, CheckpointError) as error:
+    except CheckpointError as error:
         outcome = (None, type(error)(*error.args))
+    except OSError as error:  # which its arguments do not name
+        named = () if error.filename is None else (error.filename,)
+        outcome = (None, type(error)(*error.args, *named))
     outcomes: list[Any] = gathered(outcome)
     errors = [error for _, error in outcomes if error is not None]
     if errors:

@@ -191,14 +191,14 @@ def _manifest(
 def _publish(partial: Path, final: Path, content: Manifest) -> None:
     """Complete a written directory and give it its name: the moment it exists."""
     _write(partial / MANIFEST, book.manifest_text(content))
+    _write(partial / LATEST, final.name)  # while nothing has its name: the disk may be full
     unclaim(partial)
     _sync(partial)
     replaced = final.with_name(f"{final.name}{REPLACED}")
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
-    _write(final.parent / f"{LATEST}.tmp", final.name)
-    (final.parent / f"{LATEST}.tmp").replace(final.parent / LATEST)
+    (final / LATEST).replace(final.parent / LATEST)
     _sync(final.parent)
     for old in book.complete(final.parent)[:-KEPT]:
         if old != final:

@@ -41,18 +41,21 @@ def _crc(content: Any) -> int:
 
 def find(root: Path) -> Path:
     """Return the directory of the newest checkpoint under ``root``, or ``root`` itself."""
-    latest = root / LATEST
-    if not latest.exists():
-        return root
-    name = _text(latest, LONGEST_NAME).strip() if latest.is_file() else ""
-    if name.startswith("step-") and name[5:].isdigit() and (root / name).is_dir():
+    name = _newest(root / LATEST)
+    if name and (root / name).is_dir():
         return root / name
     # A save of the same step was cut short between two renames.
-    if (root / f"{name}{REPLACED}" / MANIFEST).exists() and "/" not in name:
+    if name and (root / f"{name}{REPLACED}" / MANIFEST).exists():
         return root / f"{name}{REPLACED}"
-    # The one it named was removed, or the word was damaged: the newest that is complete.
-    known = complete(root)
+    # The one it named was removed, or the word was lost or damaged: the newest that is complete.
+    known = [] if (root / MANIFEST).exists() else complete(root)
     return known[-1] if known else root
+
+
+def _newest(latest: Path) -> str:
+    """Return the name of the newest checkpoint, "" where that was lost or damaged."""
+    name = _text(latest, LONGEST_NAME).strip() if latest.is_file() else ""
+    return name if name.startswith("step-") and name[5:].isdigit() else ""
 
 
 def complete(root: Path) -> list[Path]:

@@ -6,6 +6,7 @@ so that ``module.load_state_dict(safetensors.torch.load_file(path))`` takes it a
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -90,6 +91,10 @@ def _streamed(
 
 def _write_whole(path: Path, outlines: list[Outline], tensors: Iterator[Tensor]) -> Path:
     """Write a file beside its place and rename it."""
+    if not path.name or path.is_dir():
+        raise CheckpointError(
+            f"weights are written to a file, but {path} is a folder; name a file in it"
+        )
     partial = path.with_name(f".{path.name}.tmp-{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +106,8 @@ def _write_whole(path: Path, outlines: list[Outline], tensors: Iterator[Tensor])
             "path"
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it could not be, either
+            partial.unlink(missing_ok=True)
     return path
 
 
