@@ -105,6 +105,50 @@ def test_local_batch_norm_is_refused(model: str) -> None:
         shardwright.verify(frontier, Trial(model=model))
 
 
+GIVEN = """
+def training_data(batch_size=8, start=0):
+    x = torch.randn(batch_size, 16)
+    for number in range(start, 3):
+        yield {batch}
+        {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "then", "says"),
+    [
+        ("x", "return", "ends after 1; ask for fewer steps"),
+        ("x", "raise OSError('no disk')", r"raised OSError: no disk, at net.py:\d+, for batch 1"),
+        (
+            '{"x": x}',
+            "pass",
+            r"must have the tensors \['x', 'y'\].* but 'y' is none of dict \['x'\]",
+        ),
+    ],
+)
+def test_data_that_gives_out_is_one_line(model: str, batch: str, then: str, says: str) -> None:
+    file = Path(model.rpartition(":")[0])
+    file.write_text(MODEL + GIVEN.format(batch=batch, then=then))
+    plan = plan_of(model, Seed(data=2))
+    with pytest.raises(InputError, match=says):
+        shardwright.verify(Frontier(plans=(plan,)), Trial(model=model))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        "(x, x.argmax(1) % 8)",
+        '{"x": x, "y": x.argmax(1) % 8, "names": []}',
+        "torch.randn(7, 16), torch.arange(7)",  # whatever it is asked for
+    ],
+)
+def test_data_is_given_as_training_takes_it(model: str, batch: str) -> None:
+    file = Path(model.rpartition(":")[0])
+    file.write_text(MODEL + GIVEN.format(batch=batch, then="pass"))
+    plan = plan_of(model, Seed(data=2))
+    assert shardwright.verify(Frontier(plans=(plan,)), Trial(model=model)).is_equal
+
+
 def test_another_model_is_refused(model: str) -> None:
     frontier = Frontier(plans=(plan_of(model, Seed(data=2)),))
     with pytest.raises(PlanMismatch):

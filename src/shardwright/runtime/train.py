@@ -114,12 +114,12 @@ def train(
     """
     if options.resume:
         executor.load(options.checkpoint_dir)
-    first = executor.steps
-    data = batches(first)
+    first, trained_on = executor.steps, list[dict[str, Tensor]]()
     checkpoint, before, waits = "", time.perf_counter(), list[float]()
     known: Forecast | None = None
     if loader is None:
-        steps = executor.train(itertools.islice(data, max(options.steps - first, 0)))
+        drawn = itertools.islice(batches(first), max(options.steps - first, 0))
+        steps = executor.train(_keeping(drawn, trained_on) if options.profiles else drawn)
     else:
         steps = _epochs(executor, loader, options.steps)
     for step in steps:
@@ -153,9 +153,20 @@ def train(
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     profiles = options.profiles and executor.program.strategy.pipeline.is_flushed
-    # Any batch will do where data ended with the last step.
-    timeline = executor.profile_step(next(data, None) or next(batches(0))) if profiles else None
+    # Any batch will do: data may have ended with the last step.
+    measured_on = (trained_on or [next(batches(0))])[0] if profiles else None
+    timeline = executor.profile_step(measured_on) if measured_on is not None else None
     return replace(end, timeline=timeline, held_out=tuple(held_out))
+
+
+def _keeping(
+    batches: Iterator[dict[str, Tensor]], first: list[dict[str, Tensor]]
+) -> Iterator[dict[str, Tensor]]:
+    """Yield batches, and keep the first of them."""
+    for batch in batches:
+        if not first:
+            first.append(batch)
+        yield batch
 
 
 def _told(

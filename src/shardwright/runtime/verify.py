@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 
 from shardwright.core.program import Program
 from shardwright.core.strategy import Precision
-from shardwright.errors import RunError
+from shardwright.errors import InputError, RunError
 from shardwright.runtime.capture import Captured, CapturedCall
 from shardwright.runtime.capture.hooks import Opaque
-from shardwright.runtime.capture.models import ModelSource
+from shardwright.runtime.capture.models import ModelSource, resize
 from shardwright.runtime.capture.prepare import find_loss, in_precision, real_twin
 from shardwright.runtime.deferred import copy_deferred
 from shardwright.runtime.executor import Executor, RunOptions
@@ -146,8 +145,16 @@ def exact_batches(source: ModelSource, size: int, seq: int | None, steps: int) -
 
     An example of equal numbers would train nothing, and is replaced by normal ones.
     """
-    found = list(itertools.islice(source.batches(size, seq), steps))
-    if source.make_batches is None:
+    found = source.first(size, seq, steps)
+    if len(found) < steps:
+        raise InputError(
+            f"verifying takes a batch for each of its {steps} steps, but the data of model {source.name!r} "
+            f"ends after {len(found)}; ask for fewer steps (--steps), or let it begin again"
+        )
+    if source.make_batches is not None:
+        example = source.example(size, seq)
+        found = [_as_planned(batch, example) for batch in found]
+    else:
         filled = {name: _varied(tensor) for name, tensor in found[0].items()}
         found = [
             {
@@ -157,6 +164,27 @@ def exact_batches(source: ModelSource, size: int, seq: int | None, steps: int) -
             for step in range(steps)
         ]
     return [{name: _double(tensor) for name, tensor in batch.items()} for batch in found]
+
+
+def _as_planned(batch: object, example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the planned model is given of a batch, which may be a sequence, or have more entries, or other
+    numbers of samples than it was asked for."""
+    given = (batch,) if isinstance(batch, Tensor) else batch
+    if isinstance(given, (list, tuple)):
+        given = dict(zip(example, given, strict=False))
+    entries = given if isinstance(given, Mapping) else {}
+    wrong = [name for name in example if not isinstance(entries.get(name), Tensor)]
+    if wrong:
+        raise InputError(
+            f"a batch must have the tensors {list(example)}, as the example batch has, but {wrong[0]!r} is none of "
+            f"{type(batch).__name__} {list(entries)}; let the training data give it"
+        )
+    return {name: _of_size(entries[name], tensor) for name, tensor in example.items()}
+
+
+def _of_size(tensor: Tensor, example: Tensor) -> Tensor:
+    """Repeat or drop samples until there are as many as in the example."""
+    return resize(tensor, len(example)) if tensor.dim() and example.dim() else tensor
 
 
 def _varied(tensor: Tensor) -> Tensor:

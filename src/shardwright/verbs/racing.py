@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -214,8 +213,7 @@ def race_plans(
     if task.with_torch:
         max_norm = plans[0].strategy.max_norm
         steps.append(PlainData(build_seeded(source), optimizer, max_norm).step)
-    stream = source.batches(plans[0].global_batch, task.seq)
-    batches = list(itertools.islice(stream, MOST_STEPS))
+    batches = source.first(plans[0].global_batch, task.seq, MOST_STEPS)
     is_first = agreement.rank() == 0
     try:
         return race(steps, batches, rules, tell if is_first else lambda turn: None)

@@ -218,6 +218,7 @@ def _trained_plainly(
     from shardwright.runtime.verify import train_plainly
 
     refusals: dict[str, str] = {}
+    _check_data(tasks)
     for task in tasks:
         try:
             ready = prepare(task, build_seeded, original)
@@ -239,6 +240,24 @@ def _trained_plainly(
         f"plan's operators, but {why}; plan it with `--precision float32` to verify it, or mend what "
         "stops the model there"
     )
+
+
+def _check_data(tasks: list[Task]) -> None:
+    """Refuse data of the user's that fails at every size, before its model is captured at each of them."""
+    from shardwright.runtime.capture import load_model
+    from shardwright.runtime.verify import exact_batches
+
+    source = load_model(tasks[0].model)
+    refusal: InputError | None = None
+    for task in tasks if source.make_batches is not None else ():
+        try:
+            exact_batches(source, task.global_batch, task.seq, task.steps)
+        except InputError as error:
+            refusal = error
+        else:
+            return
+    if refusal is not None:
+        raise refusal
 
 
 def _pieces_of_batch(samples: Samples, strategy: Strategy) -> int:

@@ -56,6 +56,17 @@ def leaves():
 
 def alone_data(batch_size):
     return None
+
+def usual_data(batch_size):
+    yield {"x": torch.zeros(batch_size, 4)}
+    raise LookupError("no second file")
+
+def open_data(batch_size):
+    return iter(())
+
+def held_out_data(batch_size):
+    raise SystemExit("nothing kept")
+    yield
 """
 
 
@@ -108,6 +119,24 @@ def test_a_factory_that_fails_is_quoted(file: Path, factory: str, message: str) 
 def test_data_that_cannot_be_iterated_over_is_refused(file: Path) -> None:
     with pytest.raises(InputError, match=r"returned NoneType; let it yield .* \(at model.py:\d+\)"):
         load_model(f"{file}:alone").batches(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "usual",
+            r"raised LookupError: no second file, at model.py:\d+, for batch 1 \(from 0\); see",
+        ),
+        ("open", "have a batch of 4 samples, but ends before the first; let it give some"),
+    ],
+)
+def test_data_that_fails_on_its_way_is_refused_in_a_line(file: Path, name: str, says: str) -> None:
+    source = load_model(f"{file}:{name}")
+    with pytest.raises(InputError, match=f"the data of model '{name}' must .*{says}"):
+        source.first(4, None, 2)
+    with pytest.raises(InputError, match=f"held-out data of model '{name}' .*SystemExit: nothing"):
+        source.held_out(4)
 
 
 def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import InputError
+from shardwright.runtime.capture.places import first_line
 
 HELD_OUT_BATCHES = 8
 # Samples of a batch where neither the user nor the model's own function says how many.
@@ -106,8 +107,36 @@ class ModelSource:
             return self.make_batches(batch_size, seq, start)
         return itertools.repeat(self.example(batch_size, seq))
 
+    def first(self, batch_size: int, seq: int | None, count: int) -> list[dict[str, Tensor]]:
+        """Return the first training batches, fewer where there are no more. Raises InputError where there is
+        none, and for what the user's code raises."""
+        what = f"the data of model {self.name!r}"
+        found = _drawn(self.batches(batch_size, seq), count, what)
+        if not found:
+            raise InputError(
+                f"{what} must have a batch of {batch_size} samples, but ends before the first; let it give some"
+            )
+        return found
+
     def held_out(self, batch_size: int, seq: int | None = None) -> list[dict[str, Tensor]]:
-        """Return a few batches that training never sees; none where there is no such data."""
+        """Return a few batches that training never sees; none where there is no such data. Raises InputError
+        for what the user's code raises."""
         if self.make_held_out is None:
             return []
-        return list(itertools.islice(self.make_held_out(batch_size, seq, 0), HELD_OUT_BATCHES))
+        batches = self.make_held_out(batch_size, seq, 0)
+        return _drawn(batches, HELD_OUT_BATCHES, f"the held-out data of model {self.name!r}")
+
+
+def _drawn(batches: Iterator[dict[str, Tensor]], count: int, what: str) -> list[dict[str, Tensor]]:
+    """Return the first of a user's batches."""
+    found: list[dict[str, Tensor]] = []
+    try:
+        found.extend(itertools.islice(batches, count))
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{what} must go on to its end, but raised {first_line(error)}, for batch {len(found)} (from 0); "
+            "see that it can be iterated over by itself"
+        ) from error
+    return found
