@@ -83,6 +83,13 @@ def test_doctor_speaks_json(tmp_path: Path) -> None:
     assert {check["name"] for check in answer["checks"]} >= {"python", "torch", "memory"}
 
 
+def test_what_code_of_the_users_prints_is_no_part_of_the_json(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(f"print('imported')\n{MODEL}")
+    done = shardwright("capture", "net.py:build", "--json", folder=tmp_path)
+    assert isinstance(json.loads(done.stdout), dict)
+    assert done.stderr == "imported\n"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

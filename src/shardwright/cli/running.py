@@ -83,7 +83,10 @@ def tune(
     """Under torchrun: run the plans, choose the fastest measured, fit costs."""
     from shardwright import api, console
 
-    console.show_tuning(terminal_for(json, ranks=True), api.tune(plan, model, out=out, tries=tries))
+    terminal = terminal_for(json, ranks=True)
+    with terminal.waiting("running the plans"):
+        found = api.tune(plan, model, out=out, tries=tries)
+    console.show_tuning(terminal, found)
 
 
 @app.command()

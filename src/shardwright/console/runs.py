@@ -51,6 +51,12 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
             waits = seconds_text(run.input_seconds)
             facts.append(f"{waits} more waiting for input ({run.input_share:.0%} of the time)")
         terminal.say(Text(", ".join(facts) + "."))
+    elif run.is_complete:
+        terminal.say(
+            Text(
+                f"No step was left: training is at step {done} of {job.steps}; --steps asks for more."
+            )
+        )
     terminal.say(*map(Text, (*_noise_lines(run, job), *_forecast_lines(run))))
     if not run.is_complete:
         terminal.say(Text("Stopped before the last step.", style="yellow"))

@@ -60,14 +60,24 @@ class Terminal:
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Show that something without known length is going on."""
-        with self.err.status(what) if self.err.is_terminal else contextlib.nullcontext():
+        is_seen = self.err.is_terminal and not self.is_mute
+        shown = self.err.status(what) if is_seen else contextlib.nullcontext()
+        with self._aside(), shown:
             yield
+
+    def _aside(self) -> contextlib.AbstractContextManager[object]:
+        """Keep what code of the user's prints out of an answer in JSON."""
+        return contextlib.redirect_stdout(sys.stderr) if self.as_json else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def progress(self, stoppable: bool = False) -> Iterator[Watch]:
         """Show a bar. Where ``stoppable``, the first Ctrl-C asks for the best so far, if there can be one."""
         stopped, hurried = threading.Event(), threading.Event()
-        with self._bar() as bar, _interrupt(stopped if stoppable else None, self.err, hurried):
+        with (
+            self._aside(),
+            self._bar() as bar,
+            _interrupt(stopped if stoppable else None, self.err, hurried),
+        ):
             task = bar.add_task("starting", total=1.0)
 
             def tell(what: str, fraction: float) -> None:
@@ -79,7 +89,7 @@ class Terminal:
     def training(self, steps: int) -> Iterator[Watch]:
         """Show training live: loss, step time, tokens per second. Ctrl-C asks for a checkpoint."""
         stopped = threading.Event()
-        with self._bar() as bar, _interrupt(stopped, self.err):
+        with self._aside(), self._bar() as bar, _interrupt(stopped, self.err):
             task = bar.add_task("starting ranks", total=float(steps))
 
             def step(event: dict[str, float]) -> None:

@@ -18,7 +18,7 @@ from shardwright.errors import InputError
 A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
-FINITE = "the {name} must be finite and not negative, not {value}"
+FINITE = "the {name} must be finite and not negative, not {value}; choose it so"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,13 @@ from shardwright.verbs.options import FINITE, check_options, check_word, option
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 MCMC_SECONDS = 60.0  # what chains may take where nothing was said
 LARGEST_BATCH = 2**31
+MOST_STEPS = 2**62
 MOST_STALENESS = 63  # updates that a gradient is late
+
+
+def _steps(default: int, what: str) -> int:
+    says = what + " takes 1 to {most:,} steps (--steps), not {value}; choose within these"
+    return option(default, "Steps to train.", "-n", least=1, most=MOST_STEPS, says=says)
 
 
 def _modes() -> tuple[str, ...]:
@@ -328,9 +334,7 @@ class Job:
     """What to train. ``clip`` is the largest gradient norm (None: the plan's)."""
 
     model: str
-    steps: int = option(
-        100, "Steps to train.", "-n", least=1, says="training needs at least one step"
-    )
+    steps: int = _steps(100, "training")
     learning_rate: float = option(1e-3, "", "--learning-rate", "--lr", least=0.0, says=FINITE)
     optimizer: str = ""
     clip: float | None = option(
@@ -389,9 +393,7 @@ class Trial:
     threads of this process, or one process each."""
 
     model: str
-    steps: int = option(
-        3, "Steps to train.", "-n", least=1, says="verifying needs at least one step"
-    )
+    steps: int = _steps(3, "verifying")
     tolerance: float | None = option(
         None, "Largest relative difference; 1e-9 by default.", least=0.0, says=FINITE
     )
