@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.cli import app
+from shardwright.console import Terminal, show_training
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier
 from shardwright.errors import InputError
@@ -19,10 +20,12 @@ from shardwright.planner.search import Limits, as_strategy, survey
 from shardwright.planner.space import Seed
 from shardwright.runtime.forecast import Forecast
 from shardwright.runtime.train import LoopEnd, Step
+from shardwright.verbs.events import following, read_events
 from shardwright.verbs.request import Job, Request, Watch
-from shardwright.verbs.results import ForecastError
+from shardwright.verbs.results import ForecastError, TrainingRun
 from shardwright.verbs.subject import capture
 from shardwright.verbs.training import _event, _outcome, start
+from tests.processes import wait_until
 from tests.runtime.world import run_ranks
 from tests.verbs.test_hosts import HOSTS
 from tests.verbs.test_trials import MODEL
@@ -40,6 +43,29 @@ def test_a_forecast_goes_from_a_step_into_the_run() -> None:
     end = LoopEnd(first_step=5, checkpoint="", is_complete=True)
     run = _outcome(end, [0.0], events).run
     assert run.forecasts == (ForecastError(step=5, predicted=3.0, stale=4.0),)
+
+
+def test_lines_of_ranks_are_read_once_and_whole(tmp_path: Path) -> None:
+    """Of a long run the lines would be read again in every look; here that shows as they are no lines any more."""
+    events, seen = tmp_path / "events", list[dict[str, float]]()
+    with following(tmp_path, Watch(step=seen.append)):
+        events.write_text('{"step": 1}\n{"step"')
+        assert wait_until(lambda: len(seen) == 1)
+        with events.open("r+") as file:
+            file.write("? no more ?")
+            file.seek(0, 2)
+            file.write(": 2}\n")
+        assert wait_until(lambda: len(seen) == 2)
+    assert seen == [{"step": 1}, {"step": 2}]
+    assert read_events(tmp_path / "none") == []
+
+
+def test_a_run_that_resumes_where_no_step_is_left_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = TrainingRun(losses=(), first_step=4, step_seconds=0.0, tokens_per_second=0.0)
+    show_training(Terminal(), run, Job(model="m", steps=2, checkpoint_dir="kept"))
+    assert "No step was left: training is at step 4 of 2; --steps asks" in capsys.readouterr().out
 
 
 def test_lateness_is_allowed_to_a_search_only() -> None:
