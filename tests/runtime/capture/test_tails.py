@@ -80,6 +80,14 @@ class Again(Net):
         return self.loss(h, y) + back.sin().mean()
 
 
+class Placed(Net):
+    """Asks modules that were called before where they are."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.two(self.one(x))
+        return self.loss(h, y.to(self.one.weight.device))
+
+
 class Stopped(Net):
     """A teacher without gradients."""
 
@@ -194,7 +202,16 @@ def captured(kind: type[Net]) -> tuple[Captured, list[str], nn.Module, dict[str,
 
 @pytest.mark.parametrize(
     ("kind", "linears"),
-    [(Net, 2), (Written, 2), (Recomputed, 2), (Many, 1), (Again, 2), (Stopped, 4), (Outer, 4)],
+    [
+        (Net, 2),
+        (Written, 2),
+        (Recomputed, 2),
+        (Many, 1),
+        (Again, 2),
+        (Placed, 2),
+        (Stopped, 4),
+        (Outer, 4),
+    ],
 )
 def test_what_is_behind_the_first_modules_is_opaque_alone_and_trains_equally(
     kind: type[Net], linears: int

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, library, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
@@ -118,7 +119,8 @@ class Opaque:
         inner = checkpoints(again)
         if self.tail is not None:
             inner = answered(self.module, self.tail.paths, answers)
-            state |= {name: self._nowhere(name) for name in self.tail.absent}
+            device = tensors[0].device
+            state |= {name: self._nowhere(name, device) for name in self.tail.absent}
         with grad, self._mode(training), self._memory(training, writes), inner, flags:
             result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
         if writes:
@@ -130,9 +132,11 @@ class Opaque:
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         return leaves[0] if len(leaves) == 1 else leaves
 
-    def _nowhere(self, name: str) -> Tensor:
-        """Return a tensor without values: whoever uses one that was not handed in must fail."""
-        return operator.attrgetter(name)(self.module).detach().to("meta")
+    def _nowhere(self, name: str, device: torch.device) -> Tensor:
+        """Return a tensor without values that says where it would be: whoever uses one that was not handed in must fail."""
+        own = operator.attrgetter(name)(self.module)
+        looks = torch.empty_like(own, device="meta", requires_grad=False)
+        return FakeTensor(FakeTensorMode(), looks, device)
 
     def _given(self, place: int, tensor: Tensor) -> Tensor:
         """Return an argument that may be asked for gradients without a trace outside."""
