@@ -121,7 +121,8 @@ def needed(cuts: Sequence[Cut], captured: Captured) -> Needed:
     """Return which samples the cuts of a rank are made of."""
     firsts = {captured.graph.tensors[index].shape[:1] for index in captured.graph.inputs}
     size = sum(max(firsts, default=())) or 1
-    if len(firsts) > 1 or any(one[0] == 0 for cut in cuts for one in cut.beyond):
+    is_asked = len(firsts) > 1 or captured.filled  # what is read off a batch is read off all of it
+    if is_asked or any(one[0] == 0 for cut in cuts for one in cut.beyond):
         return Needed(size, None)
     spans = [_along_first(one, size) for one in cuts]
     rows = sorted(set[int]().union(*spans))
@@ -266,6 +267,12 @@ def _checked(batch: Batch, captured: Captured, rows: int | None) -> Mapping[str,
         _check_dtype(spec.name, tensor.dtype, DTYPES[spec.dtype])
     for name, row in captured.fixed.items():
         _check_fixed(name, row, batch[name])
+    for one in captured.filled:
+        if not one.holds(batch):
+            raise InputError(
+                f"{one.rule}, as in the batch that the model was captured with, but some of this one is; fill it, or "
+                "capture with a batch that has some, of which such modules run whole"
+            )
     return batch
 
 

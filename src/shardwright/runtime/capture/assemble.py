@@ -13,6 +13,7 @@ from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
 from shardwright.operators.counting.work import whole_flops
 from shardwright.runtime.capture import operators as own
 from shardwright.runtime.capture.blocks import cut_blocks, find_units
+from shardwright.runtime.capture.filled import Filled
 from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.capture.lying import CONVOLUTIONS, copied_operands, order_of_images
 from shardwright.runtime.capture.record import (
@@ -47,7 +48,8 @@ class Captured:
 
     ``calls`` has one entry per operator. ``constants`` maps tensor indices of role *constant* to
     their values. ``batch_names`` are the batch's keys in order (positions, for a tuple batch). ``fixed`` are the
-    entries whose numbers the graph was made for: what every row of theirs says.
+    entries whose numbers the graph was made for: what every row of theirs says. ``filled`` say of rows whether they
+    are picked: all of a batch must be.
     """
 
     graph: OperatorGraph
@@ -55,6 +57,7 @@ class Captured:
     constants: dict[int, Tensor]
     batch_names: tuple[str, ...]
     fixed: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    filled: tuple[Filled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

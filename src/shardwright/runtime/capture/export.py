@@ -265,7 +265,7 @@ def _export(job: Job, notes: tuple[str, ...] = (), layers: Sequence[Layers] = ()
         notes=(*notes, *translator.notes, *recorder.notes, *adaptive_notes(job.module)),
         batch_names=tuple(job.batch.tensors),
     )
-    return replace(captured, fixed=folded.rows)
+    return replace(captured, fixed=folded.rows, filled=folded.filled)
 
 
 def _program(job: Job) -> tuple[Any, Folded]:
@@ -275,7 +275,7 @@ def _program(job: Job) -> tuple[Any, Folded]:
     with known_sizes():
         program = exported(job.wrapper, (), job.arguments)
     names = dict(zip(job.arguments, job.batch.tensors, strict=True))
-    return program, fold(program, names, job.batch.tensors)
+    return program, fold(program, names, job.batch.tensors, job.named)
 
 
 def _computed(output: Any, translator: Translator, recorder: Recorder) -> Value:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from shardwright.runtime.capture.counting import tensors_of, written_by
+from shardwright.runtime.capture.filled import Filled, filled, let_through, picks_in
 from shardwright.runtime.capture.known import asks, is_repeatable, known_of
 from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.record import Unsupported
@@ -20,24 +21,34 @@ _AUTOCAST = torch.amp.autocast_mode._enter_autocast
 
 @dataclass(frozen=True)
 class Folded:
-    """The constants that stand at the end of a graph's placeholders, and what the entries they were made of say in
-    each row."""
+    """The constants that stand at the end of a graph's placeholders, what the entries they were made of say in
+    each row, and what rows are all picked by."""
 
     constants: tuple[tuple[str, Tensor], ...] = ()
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    filled: tuple[Filled, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """What the user is told of it."""
-        return [
+        counted = [
             f"forward counts by {name}, so that it must say {row} of every sample, as in this batch; another is refused"
             for name, row in self.rows.items()
         ]
+        return counted + [
+            f"{one.rule}, as in this batch; another is refused" for one in self.filled
+        ]
 
 
-def fold(program: Any, names: Mapping[str, str], batch: Mapping[str, Tensor]) -> Folded:
+def fold(
+    program: Any,
+    names: Mapping[str, str],
+    batch: Mapping[str, Tensor],
+    example: Mapping[str, Any],
+) -> Folded:
     """Replace in an exported program what is made of entries that are known and of constants alone, or needs values for
-    its shape. What is made of constants alone otherwise stays: it may be split. ``names``: the entries' by their placeholders'.
+    its shape. What is made of constants alone otherwise stays: it may be split. ``names``: the entries' by their placeholders';
+    ``batch`` has them without values, ``example`` as they were given. Masks that are not known let all rows through.
     """
     graph: fx.Graph = program.graph_module.graph
     if any(node.target is _AUTOCAST for node in graph.nodes):
@@ -45,13 +56,48 @@ def fold(program: Any, names: Mapping[str, str], batch: Mapping[str, Tensor]) ->
     entries = _entries(names, batch)
     given = {**entries, **_constants(program)}
     lost: set[fx.Node] = set()
+    masks = _masks(graph, given, lost)
+    passing = tuple(filled(graph, one, names, example) for one in masks)
+    let_through(graph, _passed(graph, given, lost))
     values = _computed(graph, given, lost)
-    chosen = _chosen(graph, values, entries)
+    chosen = _chosen(graph, values, {*entries, *(one.name for one in masks)})
     used = {node.name for node in chosen if node.op == "placeholder" and node.users}
     constants = _replaced(graph, given, lost, chosen)
     _erase(graph, chosen)
     rows = {names[key]: tuple(value[0].tolist()) for key, value in entries.items() if key in used}
-    return Folded(tuple(constants), rows)
+    return Folded(tuple(constants), rows, passing)
+
+
+def _masks(graph: fx.Graph, given: dict[str, Tensor], lost: set[fx.Node]) -> list[fx.Node]:
+    """Return the masks that rows are picked by and that are not known; they are ``given`` as letting all through."""
+    found: list[fx.Node] = []
+    while True:
+        values = _computed(graph, given, lost)
+        unknown = [mask for mask in picks_in(graph).values() if mask not in values]
+        if not unknown:
+            return found
+        if unknown[0] in lost or unknown[0] in found:
+            raise Unsupported("rows that are picked by values that change inside")
+        found.append(unknown[0])
+        given[unknown[0].name] = torch.ones(unknown[0].meta["val"].shape, dtype=torch.bool)
+
+
+def _passed(
+    graph: fx.Graph, given: Mapping[str, Tensor], lost: set[fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Return the picks of something unknown, by what is known to let all rows through where it is read."""
+    values: dict[fx.Node, Any] = {}
+    picks = picks_in(graph)
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        value = None if node in lost else _value(node, values, given)
+        if value is not None:
+            values[node] = value
+        elif node in picks:
+            if not values[picks[node]].all():
+                raise Unsupported("rows that are picked by sizes, not all of them")
+            found[node] = picks[node]
+    return found
 
 
 def _erase(graph: fx.Graph, chosen: frozenset[fx.Node]) -> None:
@@ -78,8 +124,8 @@ def _constants(program: Any) -> dict[str, Tensor]:
 
 def _value(node: fx.Node, values: dict[fx.Node, Any], given: Mapping[str, Tensor]) -> Any:
     """Return what a node makes where all that it reads is known, None of another."""
-    if node.op == "placeholder":
-        return given[node.name].clone() if node.name in given else None
+    if node.name in given:
+        return given[node.name].clone()
     if node.op != "call_function" or any(one not in values for one in node.all_input_nodes):
         return None
     if not is_repeatable(node.target) and node.target is not operator.getitem:
@@ -119,7 +165,8 @@ def _memories(value: Any) -> set[int]:
 def _chosen(
     graph: fx.Graph, values: Mapping[fx.Node, Any], entries: Iterable[str]
 ) -> frozenset[fx.Node]:
-    """Return the known nodes that are made of entries, or of a shape that values tell, with all that shares their memory."""
+    """Return the known nodes that are made of entries (or of masks, by name), or of a shape that values tell, with all that
+    shares their memory."""
     names = set(entries)
     chosen: set[fx.Node] = set()
     memories: set[int] = set()
@@ -129,9 +176,8 @@ def _chosen(
         for node in graph.nodes:
             if node not in values or node in chosen:
                 continue
-            begins = (
-                node.name in names if node.op == "placeholder" else asks(node.target, values[node])
-            )
+            is_asked = node.op != "placeholder" and asks(node.target, values[node])
+            begins = node.name in names or is_asked
             if begins or chosen & set(node.all_input_nodes) or memories & _memories(values[node]):
                 chosen.add(node)
                 memories |= _memories(values[node])
