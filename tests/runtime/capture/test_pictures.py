@@ -15,7 +15,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime import verify
 from shardwright.runtime.capture import capture, load_model
-from shardwright.runtime.capture.pictures import IGNORED
+from shardwright.runtime.capture.mixed import IGNORED
 
 pytestmark = pytest.mark.torch
 
@@ -39,6 +39,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "paligemma": {
         "text_config": TEXT | {"model_type": "gemma"}, "vision_config": TOWER | {"projection_dim": 32},
         "projection_dim": 32, "hidden_size": 32, "image_token_index": 39,
+    },
+    "llava_next": {
+        "text_config": TEXT | {"model_type": "llama"}, "vision_config": TOWER, "image_token_index": 39,
+        "vision_feature_select_strategy": "full", "image_grid_pinpoints": [[16, 16], [32, 32]],
+    },
+    "instructblip": {
+        "text_config": TEXT | {"model_type": "llama"}, "image_token_index": 39, "num_query_tokens": 3,
+        "qformer_config": SMALL | {
+            "vocab_size": 20, "encoder_hidden_size": 32, "max_position_embeddings": 16,
+        },
+        "vision_config": SMALL | {"image_size": 16, "patch_size": 4},
+    },
+    "lfm2_vl": {
+        "text_config": TEXT | {"model_type": "llama"}, "image_token_id": 39,
+        "vision_config": SMALL | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 4},
     },
     "smolvlm": {
         "text_config": TEXT | {"model_type": "llama"}, "image_token_id": 39, "scale_factor": 2,
@@ -66,6 +81,10 @@ def config_file(folder: Path, kind: str) -> str:
     [
         ("llava", 16, (3, 3, 16, 16)),
         ("paligemma", 16, (3, 3, 16, 16)),
+        # A tile of 16 features in 4 rows with a mark at the end of each, and one that shows all.
+        ("llava_next", 36, (3, 2, 3, 16, 16)),
+        ("instructblip", 3, (3, 3, 16, 16)),
+        ("lfm2_vl", 4, (3, 16, 48)),
         ("smolvlm", 4, (3, 1, 3, 16, 16)),
         ("qwen2_5_vl", 16, (192, 96)),
     ],
@@ -88,6 +107,40 @@ def test_text_that_is_shorter_than_its_image_is_refused(tmp_path: Path) -> None:
         InputError, match="takes 16 tokens, so that seq must be at least 18, not 17"
     ):
         source.example(2, 17)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("blip", "BlipForConditionalGeneration"), ("git", "GitForCausalLM")],
+)
+def test_a_model_without_a_mark_for_images_takes_them_beside_text(
+    tmp_path: Path, kind: str, architecture: str
+) -> None:
+    own = TEXT if kind == "git" else {"text_config": TEXT | {"encoder_hidden_size": 32}}
+    parts = {"vision_config": SMALL | {"image_size": 16, "patch_size": 4}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, "architectures": [architecture]} | own | parts))
+    source = load_model(f"hf:{path}")
+    batch = source.example(2, 8)
+    assert {name: tuple(one.shape) for name, one in batch.items()} == {
+        "input_ids": (2, 8), "labels": (2, 8), "pixel_values": (2, 3, 16, 16),
+    }  # fmt: skip
+    assert torch.isfinite(source.build("cpu")(**batch).loss)
+
+
+def test_a_config_without_a_token_for_the_image_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    fields = {**CONFIGS["instructblip"], "image_token_index": None}
+    path.write_text(json.dumps({"model_type": "instructblip"} | fields))
+    with pytest.raises(InputError, match=r"no example batch of pictures.*it has no image_token_id"):
+        load_model(f"hf:{path}").example(2)
+
+
+def test_a_model_of_images_that_may_be_padding_is_captured_whole(tmp_path: Path) -> None:
+    source = load_model(config_file(tmp_path, "smolvlm"))
+    captured = capture(source.build("cpu"), source.sample(2, 8))
+    assert not any(one.kind.startswith("opaque") for one in captured.graph.operators)
+    assert [set(one.entries) for one in captured.filled] == [{"pixel_values"}]
 
 
 def test_a_model_of_images_in_patches_is_captured_whole_and_trains_as_it_would(

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import InputError
+from shardwright.runtime.capture.mixed import Mixed
 from shardwright.runtime.capture.pictures import Pictures
 from shardwright.runtime.capture.places import first_line
+from shardwright.runtime.capture.recordings import Recordings
 from shardwright.runtime.capture.source import ModelSource, check_numbers
 from shardwright.runtime.capture.tasks import (
     CAPTIONS,
     KNOWN_CONFIGS,
+    SENSES,
     TASK_ENDINGS,
     TASKS,
     USUAL_TASKS,
@@ -69,7 +72,7 @@ def _task_of(spec: str, config: Any, architectures: Sequence[Any]) -> Task:
     if known and known[1] in ("spectrograms", "captions", "pictures"):
         return known  # its one task has a name that means another for models of text
     for task in _named_tasks(architectures) or _usual_tasks(config, known):
-        if _has_class(task[0], config):
+        if _has_class(task[0], config) and _holds(task[1], config):
             return task
     named = ", ".join(map(str, architectures)) or "no architectures"
     raise InputError(
@@ -93,6 +96,20 @@ def _usual_tasks(config: Any, known: Task | None) -> tuple[Task, ...]:
     if known is not None:
         return (known,)
     return (CAPTIONS,) if _compares(config) else USUAL_TASKS
+
+
+def _holds(batch: str, config: Any) -> bool:
+    """Whether a config has a part for the sense that a batch holds besides text; pairs of texts are an encoder's and a
+    decoder's, and text alone is not what a class learns that is one of text with images."""
+    import transformers
+
+    if batch == "pairs":
+        return bool(config.is_encoder_decoder)
+    if batch == "tokens":
+        tasks = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
+        built = [one._model_mapping.get(type(config), None) for one in tasks]
+        return built[0] is None or built[0] is not built[1]
+    return any(hasattr(config, part) for part in SENSES.get(batch, ("model_type",)))
 
 
 _BY_HAND = "write a function that returns (module, batch), and name it as file.py:function"
@@ -290,6 +307,16 @@ def _captions(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor
 
 
 def _pictures(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    return _mixed(Pictures, config, batch_size, seq)
+
+
+def _recordings(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    return _mixed(Recordings, config, batch_size, seq)
+
+
+def _mixed(
+    kind: Callable[[Any], Mixed], config: Any, batch_size: int, seq: int | None
+) -> dict[str, Tensor]:
     text = config.get_text_config()
     most = _most_positions(text) or math.inf
 
@@ -297,7 +324,7 @@ def _pictures(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor
         return _length(text, seq or int(min(features + DEFAULT_SEQ, most)))
 
     try:
-        return Pictures(config).batch(batch_size, length, _draw, _noise)
+        return kind(config).batch(batch_size, length, _draw, _noise)
     except InputError:
         raise
     except Exception as error:  # forward of any model may run here
@@ -316,4 +343,5 @@ MAKERS = {
     "spectrograms": _spectrograms,
     "captions": _captions,
     "pictures": _pictures,
+    "recordings": _recordings,
 }

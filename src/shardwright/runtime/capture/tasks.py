@@ -118,6 +118,8 @@ _MAPS = ("AutoModelForSemanticSegmentation", "maps")
 _SOUNDS = ("AutoModelForAudioClassification", "sounds")
 _SPECTROGRAMS = ("AutoModelForSpeechSeq2Seq", "spectrograms")
 _PICTURES = ("AutoModelForImageTextToText", "pictures")
+_RECORDINGS = ("AutoModelForMultimodalLM", "recordings")
+_HEARD = ("AutoModelForSeq2SeqLM", "recordings")  # by where transformers lists some of these
 CAPTIONS = ("AutoModel", "captions")
 TASKS: dict[str, Task] = {
     **dict.fromkeys(("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2"), _MASKED),
@@ -132,12 +134,12 @@ TASKS: dict[str, Task] = {
 }
 # What types that are not listed are tried as: the first that transformers has a class of theirs for.
 USUAL_TASKS: tuple[Task, ...] = (
-    _PAIRS, _NEXT, _MASKED, _SPECTROGRAMS, _IMAGES, _MAPS, _SOUNDS, _TEXTS, _WORDS,
-    _PICTURES,
+    _PAIRS, _NEXT, _MASKED, _RECORDINGS, _HEARD, _SPECTROGRAMS, _IMAGES, _MAPS, _SOUNDS, _TEXTS,
+    _WORDS, _PICTURES,
 )  # fmt: skip
 # What the name of a class says; of several the first that transformers has a class of the type for.
 TASK_ENDINGS: dict[str, tuple[Task, ...]] = {
-    "ForCausalLM": (_NEXT,),
+    "ForCausalLM": (_NEXT, _PICTURES),
     "LMHeadModel": (_NEXT, _MASKED),
     "ForMaskedLM": (_MASKED,),
     "ForImageClassification": (_IMAGES,),
@@ -146,5 +148,7 @@ TASK_ENDINGS: dict[str, tuple[Task, ...]] = {
     "ForSequenceClassification": (_TEXTS, _SOUNDS),
     "ForTokenClassification": (_WORDS,),
     "ForQuestionAnswering": (_SPANS,),
-    "ForConditionalGeneration": (_PAIRS, _SPECTROGRAMS, _PICTURES),
+    "ForConditionalGeneration": (_PAIRS, _PICTURES, _RECORDINGS, _HEARD, _SPECTROGRAMS),
 }
+# The parts of a config of which a model has one for what a batch holds besides text.
+SENSES = {"pictures": ("vision_config",), "recordings": ("audio_config", "encoder_config")}
