@@ -70,6 +70,19 @@ class Marked(nn.Module):
         return self.layer(x)[marks > 0].square().mean()
 
 
+class Checked(nn.Module):
+    """Counts by sizes, and checks that as many words are marked as there are rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, marks: Tensor, sizes: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        torch._check(hidden[marks > 0].shape[0] == len(x))
+        return torch.stack([one.mean() for one in hidden[:, 0].split(sizes[:, 0].tolist())]).sum()
+
+
 def batch_of(count: int, seed: int = 0, each: int = 2) -> Batch:
     draw = torch.Generator().manual_seed(seed)
     return {
@@ -151,3 +164,16 @@ def test_marks_of_words_may_differ_in_the_next_batch() -> None:
     captured = capture(net, batches[0])
     assert opaque(captured.graph) != []
     assert gap(captured, net, batches, 1) < 1e-12
+
+
+def test_rows_that_are_picked_by_words_to_be_counted_are_not_taken_to_be_all() -> None:
+    net = built(Checked)
+    batch = {
+        "x": torch.randn(6, 5, 4, dtype=torch.float64),
+        "marks": F.one_hot(torch.arange(6) % 5, 5),
+        "sizes": torch.tensor([[3, 1], [3, 1]]),
+    }
+    captured = capture(net, batch)
+    assert opaque(captured.graph) == []
+    assert captured.fixed == {"sizes": (3, 1)}
+    assert captured.filled == ()

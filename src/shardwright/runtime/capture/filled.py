@@ -41,18 +41,24 @@ class Filled:
 
 
 def picks_in(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return the nodes that pick rows by a mask, and the masks."""
+    """Return the nodes that pick all rows by a mask, and the masks."""
     found = {
         node: mask_of(node.target, node.args)
         for node in graph.nodes
         if node.target is aten.index.Tensor
     }
-    return {node: mask for node, mask in found.items() if _is_mask(mask)}
+    return {node: mask for node, mask in found.items() if _picks_all(node, mask)}
 
 
-def _is_mask(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.dtype == torch.bool
+def _picks_all(node: fx.Node, mask: Any) -> bool:
+    """Whether a trace took a mask to let all rows through: their number does not depend on it."""
+    nodes = [one for one in (mask, node, node.args[0]) if isinstance(one, fx.Node)]
+    values: list[Any] = [one.meta.get("val") for one in nodes]
+    if len(values) < 3 or any(not isinstance(one, Tensor) for one in values):
+        return False
+    shape = list(values[1].shape)
+    is_told = values[0].dtype == torch.bool and all(isinstance(one, int) for one in shape)
+    return is_told and shape == all_rows(values[2], values[0])
 
 
 def filled(

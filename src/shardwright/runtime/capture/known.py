@@ -6,8 +6,8 @@ of how the images were made, and the next batch has them too: such an entry is t
 tensor that is made of it and of constants alone lies another with values, which answers what Python asks. What so
 is known is no operator of the graph. A batch with other numbers is refused before it is cut (``inputs``).
 
-Rows that a model picks by a mask that is not known (``pixels[is_image]``) are taken to be all of them: the mask is known
-from then on. Whether that is so of the batch, and may be asked of others, is seen in the graph (``filled``).
+Rows that a model picks by a mask that is not known, and not made of words (``pixels[is_image]``), are taken to be all of
+them: the mask is known from then on. Whether that is so of the batch, and may be asked of others, is seen in the graph (``filled``).
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ class KnowingMode(FakeTensorMode):
         if value is not None:
             with no_dispatch():
                 made.known = value.clone()
+        elif not tensor.is_floating_point():
+            made.says_words = True
         return made  # type: ignore[no-any-return]
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -184,11 +186,12 @@ class KnowingMode(FakeTensorMode):
         elif isinstance(func, torch._ops.OpOverload):
             self.shadows.lose(func, *given)
             _remember(func, given, result)
+            _pass_on_words(given, result)
         return result
 
     def _passes(self, mask: Any) -> bool:
-        """Whether a mask lets all rows through, as one does that is not known."""
-        if mask.numel() > MOST_KNOWN:
+        """Whether a mask lets all rows through, as one does that is not known and does not depend on words."""
+        if mask.numel() > MOST_KNOWN or hasattr(mask, "says_words"):
             return False
         known = self.shadows.of(mask, follows=True)
         with no_dispatch():
@@ -230,6 +233,13 @@ def _remember(func: Any, given: Any, result: Any) -> None:
     for place, one in enumerate(tensors_of(result)):
         if isinstance(one, FakeTensor) and one.numel() <= MOST_KNOWN:
             one.made = _Made(func, given, place)  # type: ignore[attr-defined]
+
+
+def _pass_on_words(given: Any, result: Any) -> None:
+    """Note of what is made of whole numbers that are not known, words and marks, that it is."""
+    if any(hasattr(one, "says_words") for one in tensors_of(given)):
+        for one in tensors_of(result):
+            one.says_words = True  # type: ignore[attr-defined]
 
 
 def _may_be_known(tensor: Tensor) -> bool:
