@@ -128,6 +128,13 @@ def test_a_model_without_a_mark_for_images_takes_them_beside_text(
     assert torch.isfinite(source.build("cpu")(**batch).loss)
 
 
+def test_a_model_that_takes_no_pixels_by_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "kosmos-2.5"}))
+    with pytest.raises(InputError, match=r"no example batch of pictures.*takes no pixel_values"):
+        load_model(f"hf:{path}").example(2, 8)
+
+
 def test_a_config_without_a_token_for_the_image_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     fields = {**CONFIGS["instructblip"], "image_token_index": None}

@@ -88,6 +88,9 @@ class Mixed(ABC):
         others, _ = next(self._others(count, length, draw, noise))
         tokens = self._text(draw((count, length), self.text.vocab_size, 1))
         batch = {"input_ids": tokens, "labels": tokens.clone(), **others}
+        unknown = [name for name in batch if name not in self.takes]
+        if unknown:  # what is handed on without a name may be for nobody
+            raise TypeError(f"its forward takes no {unknown[0]}")
         mode = KnowingMode(allow_non_fake_inputs=True)
         model = fake_copy(mode, self.model, None)
         with torch.no_grad(), quiet(), mode:  # no config says whether that is all
