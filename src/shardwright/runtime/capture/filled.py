@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from shardwright.runtime.capture.counting import written_by
 from shardwright.runtime.capture.known import all_rows, is_repeatable, mask_of
+from shardwright.runtime.capture.lying import memory_of
 from shardwright.runtime.capture.record import Unsupported, aten
 
 
@@ -131,11 +132,9 @@ def _writes(node: fx.Node, nodes: list[fx.Node]) -> bool:
     written = written_by(
         node.target, *fx.map_arg((args, node.kwargs), lambda one: one.meta.get("val"))
     )
-    memories = {one.untyped_storage()._cdata for one in written}
+    memories = {*map(memory_of, written)}
     values = (one.meta.get("val") for one in nodes)
-    return any(
-        isinstance(one, Tensor) and one.untyped_storage()._cdata in memories for one in values
-    )
+    return any(isinstance(one, Tensor) and memory_of(one) in memories for one in values)
 
 
 def _asked(nodes: list[fx.Node], mask: fx.Node, names: Mapping[str, str]) -> Filled:
