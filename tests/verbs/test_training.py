@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,8 +43,15 @@ def test_a_forecast_goes_from_a_step_into_the_run() -> None:
     steps.append(Step(number=8, loss=1.0, seconds=0.1, forecast=seen))
     events = [json.loads(json.dumps(_event(step, None) | {"tokens": 0.0})) for step in steps]
     end = LoopEnd(first_step=5, checkpoint="", is_complete=True)
-    run = _outcome(end, [0.0], events).run
+    run = _outcome(end, [end], events).run
     assert run.forecasts == (ForecastError(step=5, predicted=3.0, stale=4.0),)
+
+
+def test_a_signal_that_came_to_one_rank_alone_ended_the_run() -> None:
+    first = LoopEnd(first_step=0, checkpoint="", is_complete=False)
+    ends = [first, replace(first, signal=signal.SIGTERM)]
+    assert _outcome(first, ends, []).run.signal == signal.SIGTERM
+    assert _outcome(first, ends[:1], []).run.signal == 0
 
 
 def test_lines_of_ranks_are_read_once_and_whole(tmp_path: Path) -> None:

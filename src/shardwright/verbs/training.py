@@ -90,7 +90,7 @@ def _start_ranks(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
                 )  # fmt: skip
             except Stopped:
                 raise KeyboardInterrupt from None
-        return _outcome(ends[0], [_waited(end) for end in ends], read_events(folder / "events"))
+        return _outcome(ends[0], ends, read_events(folder / "events"))
 
 
 def _among_ranks(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
@@ -108,9 +108,9 @@ def _among_ranks(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
         with following(folder, watch):
             end = train_rank(task)
         events = from_first(lambda: read_events(folder / "events"))
-        waits = gathered(_waited(end))
+        ends = gathered(replace(end, timeline=None))
         meet("at the end of training")
-    return _outcome(end, waits, events)
+    return _outcome(end, ends, events)
 
 
 @contextmanager
@@ -250,9 +250,10 @@ def _waited(end: LoopEnd) -> float:
     return statistics.fmean(_warm(end.waits))
 
 
-def _outcome(end: LoopEnd, waits: list[float], events: list[dict[str, float]]) -> Outcome:
-    """Return what happened from what rank 0 saw and how long each rank waited for input."""
+def _outcome(end: LoopEnd, ends: Sequence[LoopEnd], events: list[dict[str, float]]) -> Outcome:
+    """Return what happened from what rank 0 saw, how long each rank waited for input, and which signal came to one."""
     # Who waits for input makes the others wait in the step: the wait of a step is that of who waits longest.
+    waits = [_waited(one) for one in ends]
     waited = max(waits)
     typical = statistics.median(_warm(_all(events, "seconds")))
     typical = max(0.0, typical - (waited - waits[0]))
@@ -268,7 +269,7 @@ def _outcome(end: LoopEnd, waits: list[float], events: list[dict[str, float]]) -
         held_out=end.held_out,
         checkpoint=end.checkpoint,
         is_complete=end.is_complete,
-        signal=end.signal,
+        signal=next((one.signal for one in ends if one.signal), 0),
         input_seconds=waited,
         notes=end.notes,
         noise_scale=next(reversed(_all(events, "noise_scale")), None),
