@@ -291,7 +291,7 @@ class Executor(Keeping):
         where this does."""
         if self._resize is None or self._closed or isinstance(batch, inputs.Shards):
             return None
-        tensors = inputs.named(batch, self.captured)
+        tensors = inputs.named(batch, self.captured.batch_names)
         size = inputs.other_size(tensors, self.captured)
         if size is None:
             return None

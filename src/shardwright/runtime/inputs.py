@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -194,17 +194,17 @@ def cut(
     return shards
 
 
-def named(batch: Batch | Tensor, captured: Captured) -> Mapping[str, Tensor]:
-    """Return a batch by the names of its entries; a tensor alone is the first of them."""
+def named(batch: Batch | Tensor, names: Iterable[str]) -> Mapping[str, Tensor]:
+    """Return a batch by the ``names`` of its entries; a tensor alone is the first of them."""
     given = cast(object, (batch,) if isinstance(batch, Tensor) else batch)
     if isinstance(given, Mapping):
         return cast(Mapping[str, Tensor], given)
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InputError(
             f"a batch is a mapping of names to tensors, a sequence of tensors or a tensor, not {type(given).__name__}; "
-            f"make one with the entries {list(captured.batch_names)} of it (collate_fn)"
+            f"make one with the entries {list(names)} of it (collate_fn)"
         )
-    return dict(zip(captured.batch_names, cast(Sequence[Tensor], given), strict=False))
+    return dict(zip(names, cast(Sequence[Tensor], given), strict=False))
 
 
 def is_planned(batch: Mapping[str, Tensor], captured: Captured) -> bool:
@@ -232,7 +232,11 @@ def other_size(batch: Mapping[str, Tensor], captured: Captured) -> int | None:
 
 def check_size(batch: Batch | Shards, captured: Captured) -> None:
     """Raise InputError for a batch of another size where several are under way at once."""
-    size = None if isinstance(batch, Shards) else other_size(named(batch, captured), captured)
+    size = (
+        None
+        if isinstance(batch, Shards)
+        else other_size(named(batch, captured.batch_names), captured)
+    )
     if size is not None:
         specs = [captured.graph.tensors[index].shape for index in captured.graph.inputs]
         planned = max(shape[0] for shape in specs if shape)
@@ -243,7 +247,7 @@ def check_size(batch: Batch | Shards, captured: Captured) -> None:
 
 
 def _checked(batch: Batch, captured: Captured, rows: int | None) -> Mapping[str, Tensor]:
-    batch = named(batch, captured)
+    batch = named(batch, captured.batch_names)
     for index in captured.graph.inputs:
         spec = captured.graph.tensors[index]
         tensor = batch.get(spec.name)

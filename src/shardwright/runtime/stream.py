@@ -87,7 +87,7 @@ class Copier:
         cuts, rows = self.cuts, None
         if isinstance(batch, inputs.Part):
             batch, cuts, rows = batch.batch, self.needed.cuts, len(self.needed.rows or ())
-        named = inputs.named(batch, self.captured)
+        named = inputs.named(batch, self.captured.batch_names)
         if rows is None and not inputs.is_planned(named, self.captured):
             return {name: _copy(value) for name, value in named.items()}
         cut = partial(inputs.cut, cuts, named, self.captured, rows=rows)

@@ -154,8 +154,7 @@ def train(
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     profiles = options.profiles and executor.program.strategy.pipeline.is_flushed
     # Any batch will do: data may have ended with the last step.
-    measured_on = (trained_on or [next(batches(0))])[0] if profiles else None
-    timeline = executor.profile_step(measured_on) if measured_on is not None else None
+    timeline = executor.profile_step((trained_on or [next(batches(0))])[0]) if profiles else None
     return replace(end, timeline=timeline, held_out=tuple(held_out))
 
 

@@ -25,6 +25,7 @@ from shardwright.runtime.capture.prepare import find_loss, in_precision, real_tw
 from shardwright.runtime.deferred import copy_deferred
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.gather import whole_tensors
+from shardwright.runtime.inputs import Batch, named
 from shardwright.runtime.local_world import run_locally
 from shardwright.runtime.randomness import WithoutDropout, is_dropout, is_random
 from shardwright.runtime.segment import with_settings
@@ -166,13 +167,10 @@ def exact_batches(source: ModelSource, size: int, seq: int | None, steps: int) -
     return [{name: _double(tensor) for name, tensor in batch.items()} for batch in found]
 
 
-def _as_planned(batch: object, example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _as_planned(batch: Batch, example: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what the planned model is given of a batch, which may be a sequence, or have more entries, or other
     numbers of samples than it was asked for."""
-    given = (batch,) if isinstance(batch, Tensor) else batch
-    if isinstance(given, (list, tuple)):
-        given = dict(zip(example, given, strict=False))
-    entries = given if isinstance(given, Mapping) else {}
+    entries = named(batch, example)
     wrong = [name for name in example if not isinstance(entries.get(name), Tensor)]
     if wrong:
         raise InputError(

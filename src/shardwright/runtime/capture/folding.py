@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,14 +86,10 @@ def _passed(
     graph: fx.Graph, given: Mapping[str, Tensor], lost: set[fx.Node]
 ) -> dict[fx.Node, fx.Node]:
     """Return the picks of something unknown, by what is known to let all rows through where it is read."""
-    values: dict[fx.Node, Any] = {}
     picks = picks_in(graph)
     found: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        value = None if node in lost else _value(node, values, given)
-        if value is not None:
-            values[node] = value
-        elif node in picks:
+    for node, values in _played(graph, given, lost):
+        if node not in values and node in picks:
             if not values[picks[node]].all():
                 raise Unsupported("rows that are picked by sizes, not all of them")
             found[node] = picks[node]
@@ -135,16 +131,27 @@ def _value(node: fx.Node, values: dict[fx.Node, Any], given: Mapping[str, Tensor
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def _played(
+    graph: fx.Graph, given: Mapping[str, Tensor], lost: set[fx.Node]
+) -> Iterator[tuple[fx.Node, dict[fx.Node, Any]]]:
+    """Yield the nodes in order, each with what is known behind it: what is written later still has its old values."""
+    values: dict[fx.Node, Any] = {}
+    for node in list(graph.nodes):
+        value = None if node in lost else _value(node, values, given)
+        if value is not None:
+            values[node] = value
+        yield node, values
+
+
 def _computed(
     graph: fx.Graph, given: Mapping[str, Tensor], lost: set[fx.Node]
 ) -> dict[fx.Node, Any]:
     """Return what is known; what something unknown is written into is ``lost``, and all begins anew without it."""
     values: dict[fx.Node, Any] = {}
-    for node in graph.nodes:
-        value = None if node in lost else _value(node, values, given)
-        if value is not None:
-            values[node] = value
-        elif written := {memory_of(one) for one in _written(node, values)}:
+    for node, values in _played(graph, given, lost):
+        if node in values:
+            continue
+        if written := {memory_of(one) for one in _written(node, values)}:
             lost |= {one for one, value in values.items() if written & _memories(value)}
             return _computed(graph, given, lost)
     return values
@@ -193,14 +200,10 @@ def _replaced(
     graph: fx.Graph, given: Mapping[str, Tensor], lost: set[fx.Node], chosen: frozenset[fx.Node]
 ) -> list[tuple[str, Tensor]]:
     """Let all others read constants in place of what is chosen, as it is where they read it; return these."""
-    values: dict[fx.Node, Any] = {}
     made: dict[tuple[fx.Node, int], fx.Node] = {}
     found: list[tuple[str, Tensor]] = []
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for node in list(graph.nodes):
-        value = None if node in lost else _value(node, values, given)
-        if value is not None:
-            values[node] = value
+    for node, values in _played(graph, given, lost):
         for one in _read(node, chosen):
             key = (one, values[one]._version)
             if key not in made:
