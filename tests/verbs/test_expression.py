@@ -56,7 +56,15 @@ def test_a_row_is_planned_as_it_is_printed() -> None:
     ],
 )  # fmt: skip
 def test_parameters_come_to_what_is_known_of_a_model(cells: Any, billions: float) -> None:
-    assert said(**cells).decoder.num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert said(**cells, pp=1, dp=32).decoder.num_parameters / 1e9 == pytest.approx(
+        billions, rel=2e-3
+    )
+
+
+def test_the_last_stage_has_a_tied_table_of_its_own() -> None:
+    tied = {"arch": "decoder, tied embeddings", "params_b": None}
+    assert said(**tied, pp=1, dp=32).decoder.tied
+    assert not said(**tied).decoder.tied
 
 
 def test_only_some_experts_meet_a_token() -> None:

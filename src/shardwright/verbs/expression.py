@@ -129,6 +129,9 @@ def express(run: PublishedRun) -> Expression:
     run = _unpacked(completed(run, assumed), assumed)
     precision = _precision(run, assumed)
     decoder = decoder_of(run, assumed)
+    if (run.pp or 1) > 1:
+        # The last stage has a copy of a tied table, with gradients and states of its own.
+        decoder = replace(decoder, tied=False)
     seeds, batch = _seeds(run, assumed)
     try:
         cluster, guesses = cluster_of_run(run)
