@@ -7,6 +7,7 @@ remedy, and is left as it is. One that somebody holds locked is done without, an
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 import sqlite3
@@ -22,6 +23,7 @@ from shardwright.core.costs import Record
 from shardwright.errors import ShardwrightWarning, StoreError, cleaned
 
 SCHEMA_VERSION = 1
+OLD_SECONDS = 600.0  # after which it is worth looking whether what was measured still holds
 # Written into the SQLite header, so that another program's database is not taken for a store.
 APPLICATION_ID = 0x5368_7264
 BUSY_SECONDS = 4.0  # to wait for another writer, whose turns are milliseconds
@@ -259,3 +261,18 @@ def _record(row: tuple[object, ...]) -> Record:
         environment=str(environment),
         measured_at=str(measured_at),
     )
+
+
+def is_old(records: Iterable[Record]) -> bool:
+    """Whether all of some records are so old that it is worth looking whether they still hold."""
+    latest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=OLD_SECONDS)
+    return max(map(_when, records)) < latest
+
+
+def _when(record: Record) -> datetime.datetime:
+    """Return when something was measured; what does not say so is as old as can be."""
+    try:
+        found = datetime.datetime.fromisoformat(record.measured_at)
+    except ValueError:
+        return datetime.datetime.min.replace(tzinfo=datetime.UTC)
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)

@@ -1,6 +1,7 @@
 """Trials: plans run in turns on real ranks; the fastest measured is chosen, simple wins ties."""
 
 import json
+import sqlite3
 from dataclasses import fields
 from pathlib import Path
 
@@ -128,6 +129,19 @@ def test_trials_run_plans_beside_data_parallelism_and_never_twice(
     told.clear()
     second = tried(searched, entry, lambda: searched, watch)[1]
     assert second == first
+    assert not told
+    # An hour later the best of it runs again, ten times as fast as the store says.
+    with sqlite3.connect(tmp_path / "records.sqlite") as store:
+        store.execute(
+            "UPDATE record SET measured_at = '2026-01-01T00:00:00+00:00', seconds = 10 * seconds"
+        )
+    store.close()
+    third = tried(searched, entry, lambda: searched, watch)[1]
+    assert [text for text in told if "trying plans" in text]
+    assert third.best.measured is not None
+    assert third.best.measured.step_seconds < 5 * first.best.measured.step_seconds
+    told.clear()
+    assert tried(searched, entry, lambda: searched, watch)[1] == third
     assert not told
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable, Record, collective_key, link_label
 from shardwright.errors import InputError, PlanMismatch
+from shardwright.store import is_old
 from shardwright.verbs.request import Request, Watch
 from shardwright.verbs.results import Profile, Study
 from shardwright.verbs.subject import find_cluster
@@ -115,7 +116,6 @@ def _links(
 def _probe(machine: Cluster, request: Request, known: Mapping[str, Record]) -> Probe | None:
     """Return which messages to measure: all, some of those that are known and old, or none."""
     from shardwright.runtime.profile import hosts
-    from shardwright.verbs.pace import is_old
 
     everyone = tuple(range(machine.num_devices))
     num_hosts = len({device.host for device in machine.devices})

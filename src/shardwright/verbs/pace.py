@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from shardwright.core.costs import Record
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.runtime.profile import Wanted
-from shardwright.store import Store
+from shardwright.store import Store, is_old
 from shardwright.verbs.measure import Bench, here, keys_of, shortened
 from shardwright.verbs.narrate import run_of
 from shardwright.verbs.request import Request, Watch
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
 
 # So many of the shards that take longest are measured again, where their records are so old.
-SAMPLED, OLD_SECONDS = 12, 600.0
+SAMPLED = 12
 # Within this share nothing is said: two profiles in a row differ by as much.
 USUAL = 0.1
 HOSTS = "these ranks were"
@@ -86,12 +85,6 @@ def _old(
     return Wanted(runs=tuple(runs), keys=frozenset(key for keys in longest for key in keys))
 
 
-def is_old(records: Iterable[Record]) -> bool:
-    """Whether all of some records are so old that it is worth looking whether they still hold."""
-    latest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=OLD_SECONDS)
-    return max(map(_when, records)) < latest
-
-
 def ratio(known: Mapping[str, Record], again: Iterable[Record]) -> Pace | None:
     """Compare records by key with those of now, each by its seconds: as in a step. None where there is
     nothing to compare."""
@@ -115,12 +108,3 @@ def newest(environment: str) -> dict[str, Record]:
     with Store() as store:
         records = store.find(None, environment)
     return {one.key: one for one in sorted(records, key=lambda one: one.measured_at)}
-
-
-def _when(record: Record) -> datetime.datetime:
-    """Return when something was measured; what does not say so is as old as can be."""
-    try:
-        found = datetime.datetime.fromisoformat(record.measured_at)
-    except ValueError:
-        return datetime.datetime.min.replace(tzinfo=datetime.UTC)
-    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)

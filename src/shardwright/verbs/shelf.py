@@ -1,4 +1,4 @@
-"""What trials measured, in the store: planning again tries nothing twice."""
+"""What trials measured, in the store: planning again soon tries nothing twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.core.plan import Measured
 from shardwright.core.strategy import Feedback, Strategy
 from shardwright.planner.search import Survey
 from shardwright.planner.space import check_strategy
-from shardwright.store import Store
+from shardwright.store import Store, is_old
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,13 @@ class Shelf:
         """How the keys of its trials begin; a strategy's JSON follows."""
         return f"trial|{self.graph}|{self.how}|"
 
-    def read(self, survey: Survey) -> dict[Strategy, Measured]:
-        """Return what is known of plans that ran and still fit. What cannot be read as a strategy of
-        this graph is as if it were not there."""
+    def read(self, survey: Survey) -> tuple[dict[Strategy, Measured], bool]:
+        """Return what is known of plans that ran and still fit, and whether all that is old. What cannot
+        be read as a strategy of this graph is as if it were not there."""
         with Store() as store:
             records = store.find(None, self.environment)
         found: dict[Strategy, Measured] = {}
+        used: list[Record] = []
         for one in records:
             if not one.key.startswith(self.prefix):
                 continue
@@ -65,7 +66,8 @@ class Shelf:
                     found[strategy] = Measured(
                         step_seconds=one.seconds, spread_seconds=one.spread, num_steps=one.count
                     )
-        return found
+                    used.append(one)
+        return found, bool(used) and is_old(used)
 
     def write(self, known: Mapping[Strategy, Measured], table: CostTable) -> None:
         """Store what was measured, and the factors fitted to it."""

@@ -98,7 +98,7 @@ def study(
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver, bench)
     seen = neighbours if num_links + num_shards else None
-    notes = _pace_notes(question, captured, frontier, watch, bench, seen)
+    notes = _pace_notes(question, captured, frontier, solver, bench, seen)
     entry = _entry(question, solver)
     if entry is not None and solver.last is not None:
         frontier, more = _after_trials(entry, question, captured, watch, solver)
@@ -160,20 +160,21 @@ def _pace_notes(
     question: Question,
     captured: Captured,
     frontier: Frontier,
-    watch: Watch,
+    solver: _Solver,
     bench: Bench | None,
     neighbours: Neighbours | None,
 ) -> tuple[str, ...]:
     """Say what disturbed measuring or, where nothing was measured, whether the machine is slower or faster
-    than its records."""
+    than its records. To trials costs are fitted, and these are of now."""
     if neighbours:
         return () if bench else neighbours.notes
-    if not (bench or question.is_local) or question.request.measure == "never" or watch.stop():
+    is_settled = question.request.measure == "never" or _entry(question, solver)
+    if is_settled or not (bench or question.is_local) or solver.watch.stop():
         return ()
     from shardwright.verbs.pace import pace_of
 
     chosen = (frontier.best.strategy,)
-    found = pace_of(captured, chosen, question.cluster, question.request, watch, bench)
+    found = pace_of(captured, chosen, question.cluster, question.request, solver.watch, bench)
     return (found.note,) if found and found.note else ()
 
 

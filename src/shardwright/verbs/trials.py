@@ -3,7 +3,8 @@ fitted to what was seen, and planned again, until no untried plan promises more 
 can tell.
 
 The plan chosen is the fastest measured; of those that the measurement cannot tell apart, the
-simplest. What was measured is kept in the store, so that planning again tries nothing twice.
+simplest. What was measured is kept in the store, so that planning again tries nothing twice; but what
+ran some time ago runs again, the best of it: machines become slower and faster.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 ROUNDS = 3
 # Two plans in one trial are told apart if they differ by more than this and their turns' spread.
 TOLD_APART = 0.01
+# What ran some time ago runs again if it took so much longer than the fastest: more than that is between
+# two plans no hour's doing.
+NEAR = 0.1
 # Of the plans that need less memory than the chosen one, those are shown that need so much less.
 LESS = 0.95
 
@@ -40,31 +44,30 @@ def tried(
 
     ``again`` plans with what the store knows by then.
 
-    Tries at most ``entry.count`` plans and plain data parallelism, for some ``ROUND_SECONDS`` in each
-    of ``ROUNDS`` rounds.
+    Tries at most ``entry.count`` plans that have not run and plain data parallelism, for some
+    ``ROUND_SECONDS`` in each of ``ROUNDS`` rounds.
     """
     from shardwright.runtime.stopped import Stopped
 
     shelf = Shelf.of(survey, entry.optimizer, entry.environment)
-    known = {} if entry.is_afresh else shelf.read(survey)
+    known, is_old = ({}, False) if entry.is_afresh else shelf.read(survey)
     if known and not survey.context.table.factors:
         shelf.write({}, fitted(survey, known))
         survey = again()
     left = entry.count - _num_tried(survey, known)
     for number in range(ROUNDS):
-        wanted = _wanted(survey, known, left)
+        wanted = _fast(survey, known) if is_old else _wanted(survey, known, left)
         if not wanted or watch.stop():
             break
-        left -= _num_tried(survey, [plan.strategy for plan in wanted])
-        before = [survey.plan(_fastest(known))] if known else []
-        plans = runnable(survey, [*survey.plain[:1], *before, *wanted])
+        left -= _num_tried(survey, {plan.strategy for plan in wanted} - known.keys())
+        plans = runnable(survey, [*survey.plain[:1], *_fast(survey, known)[:1], *wanted])
         text = f"round {number + 1}, {len(plans)} plans"
         try:
             laps = run_trial(plans, entry, _following(watch, text))
         except Stopped:
             break
         ran = measured_of(plans, laps)
-        known = {**_at_pace(known, ran, survey.plain[:1]), **ran}
+        known, is_old = {**_at_pace(known, ran, survey.plain[:1]), **ran}, False
         shelf.write(known, fitted(survey, known))
         watch.tell("planning with what was measured", 1.0)
         survey = again()
@@ -181,7 +184,7 @@ def _wanted(survey: Survey, known: Mapping[Strategy, Measured], left: int) -> li
     plain = [plan for plan in survey.plain[:1] if plan.strategy not in known]
     if not known:
         return [*plain, *first_tried(survey, left)]
-    fastest = _fastest(known)
+    fastest = min(known, key=lambda one: known[one].step_seconds)
     seconds = known[fastest].step_seconds
     promising = [
         plan
@@ -207,8 +210,12 @@ def first_tried(survey: Survey, count: int) -> list[Plan]:
     return list(chosen.values())[: max(count, 0)]
 
 
-def _fastest(known: Mapping[Strategy, Measured]) -> Strategy:
-    return min(known, key=lambda one: known[one].step_seconds)
+def _fast(survey: Survey, known: Mapping[Strategy, Measured]) -> list[Plan]:
+    """Return what ran nearly as fast as the fastest, which comes first: as many as are tried at once."""
+    ordered = sorted(known, key=lambda one: known[one].step_seconds)
+    most = (1 + NEAR) * known[ordered[0]].step_seconds if ordered else 0.0
+    near = [one for one in ordered if known[one].step_seconds <= most]
+    return [survey.plan(one) for one in near[:TRIED]]
 
 
 def _is_plain(survey: Survey, strategy: Strategy) -> bool:
