@@ -8,6 +8,7 @@ computing: chunks of matrix products with a collective beneath them, and before 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,11 +110,12 @@ def time_beneath(
     alone: Mapping[str, Timing],
     chunk: Chunk,
     *,
-    shares_cores: bool = False,
+    cores: float = math.inf,
 ) -> dict[str, Timing]:
     """Return what collectives cost while ranks compute by ``chunk``; every rank must call it alike.
 
-    ``exchanges`` are by primitive and bytes, ``turns`` those of transfers by bytes. ``held|PRIMITIVE|BYTES`` are seconds that the computing
+    ``exchanges`` are by primitive and bytes, ``turns`` those of transfers by bytes; ``cores`` are those that
+    ranks share, infinitely many where each has its own. ``held|PRIMITIVE|BYTES`` are seconds that the computing
     thread itself needs to start and finish one; ``stolen|...`` processor seconds of the backend's
     threads, which the computation loses when all cores compute, and by how much longer it computes
     itself meanwhile (interrupts, caches); ``waited|...`` what one takes, besides what it holds, that
@@ -123,7 +125,7 @@ def time_beneath(
     """
     found: dict[str, Timing] = {}
     hiding: list[float] = []
-    skew = _skew(chunk, group, shares_cores=shares_cores)
+    skew = _skew(chunk, group, shares_cores=cores < math.inf)
     for (primitive, size), exchange in exchanges.items():
         name = f"{primitive}|{size}"
         if name not in alone:
@@ -142,7 +144,7 @@ def time_beneath(
             waited = summarise(_one_way(turns[size], chunk, (times, rounds), group))
         else:
             often = times, rounds
-            waited = _usual(_waited(exchange, chunk, often, group, skew.seconds))
+            waited = _usual(_waited(exchange, chunk, often, group, (skew.seconds, cores)))
         least = max(waited.seconds - hidden[0].seconds, seconds)
         found[f"waited|{name}"] = Timing(seconds=least, spread=waited.spread, count=rounds)
         if latency and (size <= SIZES[1] or not hiding):
@@ -247,22 +249,29 @@ def _waited(
     chunk: Chunk,
     often: tuple[int, int],
     group: ProcessGroup,
-    skew: float,
+    late: tuple[float, float],
 ) -> list[float]:
-    """Return by how much rounds of computing and waiting exceed what a rank computes in them and waits for the slowest
-    because of ``skew``; where there is none, what the slowest computed: whoever comes late had no core."""
+    """Return by how much rounds of computing and waiting exceed what ``computed`` tells of them."""
     times, rounds = often
-    mine: list[tuple[float, float]] = []
+    mine: list[tuple[float, float, float]] = []
     dist.barrier(group)
     for _ in range(rounds):
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), time.thread_time()
         chunk.run(times)
-        ran = time.perf_counter()
+        ran, after = time.perf_counter(), time.thread_time()
         exchange.run()
-        mine.append((time.perf_counter() - begin, ran - begin))
-    took, own = seen_by_all(mine, group).unbind(-1)
-    computed = own.mean(dim=0) * (1 + skew) if skew else own.max(dim=0).values
-    return (took.mean(dim=0) - computed).tolist()
+        mine.append((time.perf_counter() - begin, ran - begin, after - before))
+    took, own, busy = seen_by_all(mine, group).unbind(-1)
+    return (took.mean(dim=0) - computed(own, busy, *late)).tolist()
+
+
+def computed(own: torch.Tensor, busy: torch.Tensor, skew: float, cores: float) -> torch.Tensor:
+    """Return what computing is of every round, from how long it was for each rank (rows) by the clock on the wall and
+    by its thread's: a rank's share and what it waits for the slowest because of a ``skew``; where there is none, what
+    the slowest took. Who has no core when a round begins waits for one as if for the message, though: ranks together
+    compute no faster than their ``cores`` do."""
+    slowest = own.mean(dim=0) * (1 + skew) if skew else own.max(dim=0).values
+    return torch.maximum(slowest, busy.sum(dim=0) / cores)
 
 
 def _one_way(

@@ -9,6 +9,7 @@ NCCL about tensors on their own GPUs, and times are those of events; what runs o
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -266,7 +267,7 @@ def time_busy(
     place: torch.device = HOST,
     chunk: Chunk | None = None,
     *,
-    shares_cores: bool = False,
+    cores: float = math.inf,
 ) -> dict[str, Timing]:
     """Measure what the same collectives, timed ``alone``, cost CPU ranks that compute (``time_beneath``)."""
     if place.type != "cpu":
@@ -275,7 +276,7 @@ def time_busy(
     wanted = [(primitive, size) for size in sizes for primitive in probe.primitives]
     exchanges = {one: _prepare(*one, group, place) for one in wanted}
     turns = {size: _there_and_back(size, group, place) for size in sizes}
-    return time_beneath(group, exchanges, turns, alone, chunk or Chunk(), shares_cores=shares_cores)
+    return time_beneath(group, exchanges, turns, alone, chunk or Chunk(), cores=cores)
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:

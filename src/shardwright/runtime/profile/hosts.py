@@ -8,6 +8,7 @@ simulator shares these among those that compute at once.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -89,10 +90,11 @@ def measure_links(
     found = _overheads() if place.type == "cpu" and probe.overheads else {}
     cores = shared_cores() if place.type == "cpu" else float(cluster.num_devices)
     found["overhead|cores"] = scalar(cores)
+    shared = cores if cores < dist.get_world_size() else math.inf
     records: list[Record] = []
     shapes = group_shapes(cluster)
     for number, shape in enumerate(shapes):
-        found |= _time_shape(shape, probe, budget_seconds / len(shapes), (place, cores))
+        found |= _time_shape(shape, probe, budget_seconds / len(shapes), (place, shared))
         report(number + 1, len(shapes))
         first = shape[0]
         hosts = len({cluster.devices[device].host for device in first})
@@ -114,8 +116,8 @@ def _time_shape(
 ) -> dict[str, Timing]:
     """Measure messages alone in all groups of a shape at once; nothing on a rank that is in none.
 
-    What they cost who computes is measured at once, too, unless ranks share cores: then only in the first
-    group, since the simulator knows of the others.
+    What they cost who computes is measured at once, too, unless ranks share cores (fewer than infinitely many): then
+    only in the first group, since the simulator knows of the others.
     """
     place, cores = means
     groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
@@ -124,9 +126,8 @@ def _time_shape(
     for number in mine:
         found = time_alone(groups[number], probe, seconds, lambda *_: None, place)
     dist.barrier()
-    is_crowded = cores < dist.get_world_size()
-    for number in [one for one in mine if one == 0 or not is_crowded]:
-        found |= time_busy(groups[number], probe, found, place, shares_cores=is_crowded)
+    for number in [one for one in mine if one == 0 or cores == math.inf]:
+        found |= time_busy(groups[number], probe, found, place, cores=cores)
     dist.barrier()
     for number in mine:
         dist.destroy_process_group(groups[number])

@@ -29,7 +29,7 @@ CPU_LAUNCH_SECONDS = 4e-6
 _MATRIX, _GPU_MATRIX = 512, 4096
 _COPIED_BYTES = 64 * 2**20
 # Named anew whenever measurements mean something else, so that old ones are not mixed with new.
-METHOD = "in turns, from memory beyond shared caches, sums in rings, pieces exchanged, transfers one way and asked for ahead, fused updates at one time, cores of their own, sums from zeros, meetings by rounds, messages and segments in rows, segments behind messages, way given before calls, sums of microbatches, operators in order, kernels of one by one as they lie"
+METHOD = "in turns, from memory beyond shared caches, sums in rings, pieces exchanged, transfers one way and asked for ahead, fused updates at one time, cores of their own, sums from zeros, meetings by rounds and cores, messages and segments in rows, segments behind messages, way given before calls, sums of microbatches, operators in order, kernels of one by one as they lie"
 METHOD_OF_GPUS = "each on its own GPU, kernels queued, fused updates, transfers one way"
 RATES = ("peak_flops", "memory_bandwidth")
 
