@@ -10,6 +10,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Record
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
+from shardwright.planner.search import Survey
 from shardwright.runtime.profile import Wanted
 from shardwright.store import Store, is_old
 from shardwright.verbs.measure import Bench, here, keys_of, shortened
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # So many of the shards that take longest are measured again, where their records are so old.
 SAMPLED = 12
-# Within this share nothing is said: two profiles in a row differ by as much.
+# Within this share nothing is said, unless a prediction claims to be nearer: two profiles in a row differ by as much.
 USUAL = 0.1
 HOSTS = "these ranks were"
 
@@ -29,18 +30,19 @@ HOSTS = "these ranks were"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """How long operators, or messages, take now as a multiple of what they took at ``measured_at``;
-    ``spread`` is the half-width of that ratio."""
+    ``spread`` is the half-width of that ratio, and ``within`` a share that is not worth a word."""
 
     ratio: float
     spread: float
     measured_at: str
     what: str = "operators"
     where: str = "this machine was"
+    within: float = USUAL
 
     @property
     def note(self) -> str:
         """What a planner should know of it; nothing where the records still hold."""
-        if abs(self.ratio - 1) <= max(USUAL, self.spread):
+        if abs(self.ratio - 1) <= max(self.within, self.spread):
             return ""
         return (
             f"{self.what} now take {self.ratio:.2f} times (±{self.spread:.2f}) what they took when "
@@ -56,15 +58,19 @@ def pace_of(
     request: Request,
     watch: Watch,
     bench: Bench | None = None,
+    last: Survey | None = None,
 ) -> Pace | None:
     """Measure some of what strategies run again, on this machine where no ``bench`` is given; None where
-    no record of it is old."""
+    no record of it is old. The ``last`` search knows how near the first of them is claimed to be."""
     place = bench or here()
     known = newest(place.environment)
     wanted = _old(strategies, captured.graph, request.precision, known)
     again = place.measure(captured, wanted, cluster, request, watch) if wanted.keys else []
-    found = ratio(known, again)
-    return replace(found, where=HOSTS) if found and bench else found
+    if not (found := ratio(known, again)):
+        return None
+    first = last.weighed(strategies[0]) if last else None
+    within = min(USUAL, first.half_width / first.seconds) if first else USUAL
+    return replace(found, where=HOSTS if bench else found.where, within=within)
 
 
 def _old(

@@ -173,8 +173,8 @@ def _pace_notes(
         return ()
     from shardwright.verbs.pace import pace_of
 
-    chosen = (frontier.best.strategy,)
-    found = pace_of(captured, chosen, question.cluster, question.request, solver.watch, bench)
+    facts = captured, (frontier.best.strategy,), question.cluster, question.request
+    found = pace_of(*facts, solver.watch, bench, solver.last)
     return (found.note,) if found and found.note else ()
 
 
