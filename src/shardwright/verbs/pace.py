@@ -68,8 +68,10 @@ def pace_of(
     again = place.measure(captured, wanted, cluster, request, watch) if wanted.keys else []
     if not (found := ratio(known, again)):
         return None
-    first = last.weighed(strategies[0]) if last else None
-    within = min(USUAL, first.half_width / first.seconds) if first else USUAL
+    within = USUAL
+    if last:
+        first = last.weighed(strategies[0])
+        within = min(USUAL, first.half_width / first.seconds)
     return replace(found, where=HOSTS if bench else found.where, within=within)
 
 

@@ -251,7 +251,8 @@ def _waited(
     group: ProcessGroup,
     late: tuple[float, float],
 ) -> list[float]:
-    """Return by how much rounds of computing and waiting exceed what ``computed`` tells of them."""
+    """Return by how much rounds of computing and waiting exceed what ``computed`` tells of them. ``late``: why ranks
+    do not come at once, their skew and the cores that they share."""
     times, rounds = often
     mine: list[tuple[float, float, float]] = []
     dist.barrier(group)
