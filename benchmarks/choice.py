@@ -34,7 +34,6 @@ from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.study import study
 from shardwright.verbs.training import start
-from shardwright.verbs.trials import told_apart
 
 MOST_PLANS = 10
 
@@ -106,7 +105,7 @@ def tau(rows: list[Ran], *, apart: bool = False) -> float:
     signs = [
         1 if (a.predicted - b.predicted) * (a.measured - b.measured) > 0 else -1
         for a, b in pairs
-        if not apart or told_apart(a.lap, b.lap)
+        if not apart or a.lap.told_apart(b.lap)
     ]
     return sum(signs) / len(signs) if signs else float("nan")
 

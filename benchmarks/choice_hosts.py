@@ -53,7 +53,7 @@ from shardwright.verbs.racing import (
 from shardwright.verbs.refit import refit
 from shardwright.verbs.request import Watch
 from shardwright.verbs.subject import capture, find_cluster, training_of
-from shardwright.verbs.trials import as_measured, runnable, told_apart, with_measured
+from shardwright.verbs.trials import runnable, with_measured
 from tests.hosts import hosts, why_not
 
 DESCRIPTION = """
@@ -118,7 +118,7 @@ class Case:
         signs = [
             (a.predicted[which] > b.predicted[which]) == (a.lap.step_seconds > b.lap.step_seconds)
             for a, b in pairs
-            if told_apart(a.lap, b.lap)
+            if a.lap.told_apart(b.lap)
         ]
         return 2 * sum(signs) / len(signs) - 1 if signs else float("nan")
 
@@ -300,7 +300,7 @@ def _rank(model: str, folder: str, steps: str, *names: str) -> None:
         steps=int(steps),
         budget_seconds=ROUND_SECONDS,
     )
-    laps = [as_measured(lap) for lap in trial_rank(task)]
+    laps = [lap.measured for lap in trial_rank(task)]
     peaks = [_peaks(model, read_plan_file(Path(folder, name)).frontier.best) for name in names]
     if rank == 0:
         found = {"laps": [asdict(lap) for lap in laps], "peaks": peaks}

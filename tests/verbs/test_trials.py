@@ -15,7 +15,7 @@ from shardwright.planner.search import Limits, Survey, as_strategy, survey
 from shardwright.planner.space import Seed
 from shardwright.verbs.racing import Entry, Task, trial_rank
 from shardwright.verbs.request import Watch
-from shardwright.verbs.trials import first_tried, told_apart, tried, with_measured
+from shardwright.verbs.trials import first_tried, tried, with_measured
 from tests.command import shardwright
 from tests.planner.search.models import cluster, residual
 
@@ -69,11 +69,11 @@ def test_of_plans_that_the_machine_moves_more_than_they_differ_the_simplest_is_c
 ) -> None:
     plain, other = found.plain[0], found.findings.fitting[0].strategy
     for spread, chosen in ((0.02, plain.strategy), (0.0, other)):
-        ran = {plain.strategy: steps(0.51, spread), other: steps(0.5, spread)}
+        ran = {plain.strategy: steps(0.52, spread), other: steps(0.5, spread)}
         frontier = with_measured(found, ran)
         assert frontier.best.strategy == chosen
-    assert not told_apart(steps(1.0), steps(1.009))
-    assert told_apart(steps(1.0), steps(1.011))
+    assert not steps(1.0).told_apart(steps(1.019))
+    assert steps(1.0).told_apart(steps(1.021))
 
 
 def test_what_is_shown_beside_the_chosen_plan_needs_less_memory_or_is_the_frontiers(

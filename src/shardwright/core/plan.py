@@ -9,6 +9,9 @@ from shardwright.core.strategy import Feedback, Strategy
 
 # Steps of a plan before those that count: kernels are chosen, memory is found.
 WARM_STEPS = 2
+# Steps are told apart if they differ by more than this and the mean of their turns' spreads: one plan that runs
+# twice in one race differs from itself by so much (decision 0028).
+TOLD_APART = 0.02
 CHANGED = " (changed since)"
 STALE = (
     "step time, memory, price and bound in the plan file are stale: they were found for another "
@@ -107,6 +110,12 @@ class Measured:
             raise ValueError(f"a measured step takes time: {self}")
         if self.num_steps < 1:
             raise ValueError("a measurement needs at least one step")
+
+    def told_apart(self, other: Measured) -> bool:
+        """Whether two step times differ by more than the machine moves them."""
+        spread = (self.spread_seconds + other.spread_seconds) / 2
+        apart = abs(self.step_seconds - other.step_seconds)
+        return apart > TOLD_APART * min(self.step_seconds, other.step_seconds) + spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

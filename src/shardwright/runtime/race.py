@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardwright.core.plan import WARM_STEPS
+from shardwright.core.plan import WARM_STEPS, Measured
 from shardwright.runtime.capture.prepare import find_loss
 from shardwright.runtime.executor import OptimizerFactory
 
@@ -51,6 +51,13 @@ class Laps:
             return 0.0
         low, _, high = statistics.quantiles(middles, n=4, method="inclusive")
         return (high - low) / 2
+
+    @property
+    def measured(self) -> Measured:
+        """What of it is kept beside a plan."""
+        return Measured(
+            step_seconds=self.seconds, spread_seconds=self.spread, num_steps=self.num_steps
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

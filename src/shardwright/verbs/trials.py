@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # Rounds of trying and planning again.
 ROUNDS = 3
-# Two plans in one trial are told apart if they differ by more than this and their turns' spread.
-TOLD_APART = 0.01
 # What ran some time ago runs again if it took so much longer than the fastest: more than that is between
 # two plans no hour's doing.
 NEAR = 0.1
@@ -124,18 +122,11 @@ def _beside(best: Plan, others: Sequence[Plan]) -> list[Plan]:
     return kept
 
 
-def told_apart(one: Measured, other: Measured) -> bool:
-    """Whether two measured step times differ by more than the machine moves them."""
-    spread = (one.spread_seconds + other.spread_seconds) / 2
-    apart = abs(one.step_seconds - other.step_seconds)
-    return apart > TOLD_APART * min(one.step_seconds, other.step_seconds) + spread
-
-
 def _simplest(ran: Sequence[Plan]) -> Plan:
     """Return, of the plans as fast as the fastest, the simplest."""
     best = ran[0]
     for plan in ran[1:]:
-        are_same = not told_apart(_ran(plan), _ran(ran[0]))
+        are_same = not _ran(plan).told_apart(_ran(ran[0]))
         no_later = plan.objective.staleness <= best.objective.staleness
         if are_same and no_later and is_simpler(plan.strategy, best.strategy):
             best = plan
@@ -252,11 +243,7 @@ def _following(watch: Watch, text: str) -> Watch:
 
 def measured_of(plans: Sequence[Plan], laps: Sequence[Laps]) -> dict[Strategy, Measured]:
     """Return what a race measured of each plan."""
-    return {plan.strategy: as_measured(lap) for plan, lap in zip(plans, laps, strict=True)}
-
-
-def as_measured(laps: Laps) -> Measured:
-    return Measured(step_seconds=laps.seconds, spread_seconds=laps.spread, num_steps=laps.num_steps)
+    return {plan.strategy: lap.measured for plan, lap in zip(plans, laps, strict=True)}
 
 
 def fitted(survey: Survey, known: Mapping[Strategy, Measured]) -> CostTable:

@@ -6,6 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from shardwright.core.advice import Advice, Curve
+from shardwright.core.plan import TOLD_APART
 from shardwright.report.units import seconds_text
 from shardwright.verbs.advice.requests import SettingsRequest
 from shardwright.verbs.request import Watch
@@ -13,9 +14,6 @@ from shardwright.verbs.stalls import blaming
 
 if TYPE_CHECKING:
     from shardwright.runtime.race import Laps
-
-# Settings are told apart if they differ by more than this and both their spreads.
-TOLD_APART = 0.02
 
 
 def advise_settings(model: str, request: SettingsRequest, watch: Watch | None = None) -> Advice:
@@ -51,7 +49,7 @@ def advise_settings(model: str, request: SettingsRequest, watch: Watch | None = 
         ),
         assumptions=(
             "Forward and backward only: the update is the same by all of them.",
-            f"Steps that differ by less than {TOLD_APART:.0%} or their spreads are the same.",
+            f"Steps that differ by less than {TOLD_APART:.0%} and their spread are the same.",
             "Recomputation is there for memory: `advise microbatch --recompute` says what it frees.",
         ),
         sources=(f"measured here in turns, torch {torch.__version__}; spread: half the distance of the quartiles of "
@@ -85,7 +83,6 @@ def advise_settings(model: str, request: SettingsRequest, watch: Watch | None = 
 
 def _answer(found: list[tuple[str, Laps]], plain: Laps) -> str:
     name, best = found[0]
-    apart = max(TOLD_APART * plain.seconds, best.spread + plain.spread)
-    if plain.seconds - best.seconds <= apart:
+    if not best.measured.told_apart(plain.measured):
         return "Leave it as it is: nothing is faster by more than measuring can tell."
     return f"Take {name}: {plain.seconds / best.seconds:.2f} times as fast as the plain step."
