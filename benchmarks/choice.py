@@ -44,14 +44,13 @@ class Ran:
 
     label: str
     predicted: float
-    measured: float
-    spread: float
+    lap: Measured
     memory: float  # predicted over measured bytes of tensors
 
     @property
-    def lap(self) -> Measured:
-        """As trials have it."""
-        return Measured(step_seconds=self.measured, spread_seconds=self.spread, num_steps=1)
+    def seconds(self) -> float:
+        """The measured step."""
+        return self.lap.step_seconds
 
 
 def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
@@ -76,15 +75,14 @@ def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
         Ran(
             label=named.strategy.label,
             predicted=plan.predicted.step_seconds,
-            measured=lap.seconds,
-            spread=lap.spread,
+            lap=lap.measured,
             memory=memory_ratio(plan, model, told),
         )
         for plan, named, lap in zip(raced, labels.told_apart(raced), laps, strict=False)
     ]
     place = {plan.strategy: number for number, plan in enumerate(raced)}
-    chosen = [rows[place[one.frontier.best.strategy]].measured for one in (believed, told)]
-    plain = rows[place[believed.plain[0].strategy]].measured
+    chosen = [rows[place[one.frontier.best.strategy]].seconds for one in (believed, told)]
+    plain = rows[place[believed.plain[0].strategy]].seconds
     return rows, laps[-1].seconds, chosen[0], chosen[1], plain
 
 
@@ -103,7 +101,7 @@ def tau(rows: list[Ran], *, apart: bool = False) -> float:
     whose measured times differ by more than the machine moves them; NaN where there are none."""
     pairs = [(a, b) for n, a in enumerate(rows) for b in rows[n + 1 :]]
     signs = [
-        1 if (a.predicted - b.predicted) * (a.measured - b.measured) > 0 else -1
+        1 if (a.predicted - b.predicted) * (a.seconds - b.seconds) > 0 else -1
         for a, b in pairs
         if not apart or a.lap.told_apart(b.lap)
     ]
@@ -123,11 +121,11 @@ def machine_part(names: list[str]) -> None:
         for row in rows:
             print(
                 f"| {name} | {row.label} | {seconds_text(row.predicted)} "
-                f"| {seconds_text(row.measured)} | {row.spread / row.measured:.1%} "
+                f"| {seconds_text(row.seconds)} | {row.lap.spread_seconds / row.seconds:.1%} "
                 f"| {row.memory - 1:+.1%} |",
                 flush=True,
             )
-        best = min(row.measured for row in rows)
+        best = min(row.seconds for row in rows)
         half = "tuned" if name in TUNED else "held out"
         taus.append((tau(rows), tau(rows, apart=True)))
         lines.append(
@@ -142,7 +140,7 @@ def machine_part(names: list[str]) -> None:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     )
     print("\n".join(lines))
-    errors = [abs(row.predicted / row.measured - 1) for row in every]
+    errors = [abs(row.predicted / row.seconds - 1) for row in every]
     memory = [abs(row.memory - 1) for row in every]
     print(
         f"\n{len(every)} plans, median error of predicted steps {statistics.median(errors):.1%}, "
