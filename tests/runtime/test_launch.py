@@ -188,6 +188,18 @@ def test_what_the_system_refuses_a_rank_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+def fail_beside_a_full_disk() -> None:
+    """What is written for the launcher is written there first."""
+    Path(os.environ["SHARDWRIGHT_STATUS"], "0.partial").symlink_to("/dev/full")
+    Path("/dev/full").write_text("what nobody can keep")
+
+
+@pytest.mark.ranks
+def test_a_rank_says_why_it_ended_though_the_launchers_folder_is_on_a_full_disk() -> None:
+    with pytest.raises(RunError, match=r"raised OSError: .*No space left on device; free"):
+        launch(fail_beside_a_full_disk, 1, timeout=60)
+
+
 def prints_into() -> tuple[int, int]:
     return os.fstat(1).st_ino, os.fstat(2).st_ino
 

@@ -22,7 +22,7 @@ from shardwright.planner.search import Limits, as_strategy, survey
 from shardwright.planner.space import Seed
 from shardwright.runtime.forecast import Forecast
 from shardwright.runtime.train import LoopEnd, Step
-from shardwright.verbs.events import following, read_events
+from shardwright.verbs.events import Events, following, read_events
 from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import ForecastError, TrainingRun
 from shardwright.verbs.subject import capture
@@ -128,3 +128,14 @@ def test_under_torchrun_a_plan_of_hosts_is_run_and_compared_and_rank_0_speaks(
     rows = {row["name"]: row for row in compared["rows"]}
     assert rows["step time"]["measured"] > 0.0
     assert (tmp_path / "trace.json").is_file()
+
+
+def test_the_file_of_events_is_named_where_its_disk_is_full(tmp_path: Path) -> None:
+    with Events(tmp_path) as events:
+        events.tell({"step": 1})
+    assert read_events(tmp_path / "events") == [{"step": 1}]
+    (tmp_path / "events").unlink()
+    (tmp_path / "events").symlink_to("/dev/full")
+    with Events(tmp_path) as events, pytest.raises(OSError, match="No space left") as caught:
+        events.tell({"step": 1})
+    assert caught.value.filename == str(tmp_path / "events")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import pickle
 import signal
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.errors import RunError, ShardwrightError, said
 from shardwright.runtime.capture.places import raised_at
-from shardwright.runtime.status import read_status
+from shardwright.runtime.status import STATUS_FOLDER, read_status
 
 LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
 
@@ -50,6 +51,13 @@ class Failure:
             return cls(rank, 1, type(error).__name__, message, details)
         return cls(rank, 1, type(error).__name__, message)
 
+    def leave(self, directory: Path) -> None:
+        """Write it for the launcher; where its folder is on a full disk, among what ranks tell in memory."""
+        for folder in (directory, directory / STATUS_FOLDER):
+            with suppress(OSError):
+                write_whole(folder / f"{self.rank}.failure", self)
+                return
+
 
 def _bare(error: ShardwrightError) -> ShardwrightError:
     """Drop what an exception drags along; only message and fields travel."""
@@ -59,9 +67,18 @@ def _bare(error: ShardwrightError) -> ShardwrightError:
 
 def failure(exitcode: int, rank: int, directory: Path) -> Failure:
     """Return how a rank failed, as it told itself where it could."""
-    report = directory / f"{rank}.failure"
-    told = exitcode > 0 and report.exists()
-    return pickle.loads(report.read_bytes()) if told else Failure(rank, exitcode)
+    for folder in (directory, directory / STATUS_FOLDER):
+        report = folder / f"{rank}.failure"
+        if exitcode > 0 and report.exists():
+            return pickle.loads(report.read_bytes())
+    return Failure(rank, exitcode)
+
+
+def write_whole(path: Path, value: object) -> None:
+    """Pickle a value into a file that is there whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(pickle.dumps(value))
+    partial.replace(path)
 
 
 def explain(failures: list[Failure], directory: Path) -> Exception:

@@ -40,7 +40,7 @@ from shardwright.errors import RunError
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.cores import RANK, RANKS, settle
 from shardwright.runtime.endings import cause, prepare_ending
-from shardwright.runtime.failures import Failure, explain, failure
+from shardwright.runtime.failures import Failure, explain, failure, write_whole
 from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import SHARED_MEMORY, claim_multiprocessing, scratch
@@ -267,12 +267,11 @@ def _rank_main(
         result = target(*args)
         if dist.is_initialized():
             dist.destroy_process_group()
-        _leave(directory / f"{rank}.result", result)
+        write_whole(directory / f"{rank}.result", result)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
     except BaseException as error:  # noqa: BLE001  # whatever it is, the launcher must be told
-        with suppress(OSError):  # a full disk: then the exit code has to do
-            _leave(directory / f"{rank}.failure", Failure.of(rank, error))
+        Failure.of(rank, error).leave(directory)
         with suppress(
             OSError, ValueError, AttributeError
         ):  # code of the user's may have closed them
@@ -281,12 +280,6 @@ def _rank_main(
         for child in multiprocessing.active_children():  # a loader's, which look for us seldom
             child.kill()
         os._exit(1)  # not a clean exit: a peer that is gone would make the backend wait
-
-
-def _leave(path: Path, value: Any) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(pickle.dumps(value))
-    partial.replace(path)
 
 
 # -- the launcher's side ---------------------------------------------------------------------------

@@ -5,12 +5,33 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 from shardwright.verbs.request import Watch
 
 POLL_SECONDS = 0.2
+
+
+class Events:
+    """What rank 0 writes to ``folder``, a line an event. Raises OSError that names the file where its disk is full."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / "events").open("ab", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def tell(self, event: Mapping[str, float]) -> None:
+        """Write an event, to be read at once."""
+        try:
+            self._file.write(json.dumps(event).encode() + b"\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from None
 
 
 @contextlib.contextmanager

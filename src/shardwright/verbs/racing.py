@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardwright.core.plan import Plan
 from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.lower import lower
-from shardwright.verbs.events import following
+from shardwright.verbs.events import Events, following
 from shardwright.verbs.request import Watch
 
 if TYPE_CHECKING:
@@ -136,13 +135,12 @@ def trial_rank(task: Task) -> tuple[Laps, ...]:
     folder = Path(task.folder)
     plans = [read_plan_file(folder / name).frontier.best for name in task.plans]
     rules = Rules(turns=task.turns, steps=task.steps, budget_seconds=task.budget_seconds)
-    events = folder / "events"
+    with Events(folder) as events:
 
-    def tell(turn: int) -> None:
-        with events.open("a") as file:
-            file.write(json.dumps({"step": turn, "of": task.turns}) + "\n")
+        def tell(turn: int) -> None:
+            events.tell({"step": turn, "of": task.turns})
 
-    return race_plans(prepare(task, plans[0]), plans, task, rules, tell=tell)
+        return race_plans(prepare(task, plans[0]), plans, task, rules, tell=tell)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ started the ranks, each of them is its own parent.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -24,7 +23,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
 from shardwright.files.planfile import Origin, read_plan_file, write_plan
 from shardwright.verbs.compression import notes_of
-from shardwright.verbs.events import following, read_events
+from shardwright.verbs.events import Events, following, read_events
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.request import Job, Watch
 from shardwright.verbs.results import ForecastError, TrainingRun
@@ -179,15 +178,6 @@ def train_rank(task: Task) -> LoopEnd:
     )
     batch_size = plan.global_batch
     tokens = _tokens(example, batch_size)
-    events = (folder / "events").open("a") if executor.rank == 0 else None
-
-    def tell(step: Step) -> bool:
-        if events is not None:
-            event = _event(step, executor.noise) | {"tokens": tokens}
-            events.write(json.dumps(event) + "\n")
-            events.flush()
-        return (folder / "stop").exists()
-
     options = LoopOptions(
         steps=job.steps,
         checkpoint_dir=job.checkpoint_dir,
@@ -198,13 +188,20 @@ def train_rank(task: Task) -> LoopEnd:
     )
     with blaming("the loader", f"see that {job.loader} can be called by itself"):
         loader = loader_of(load_object(job.loader, "loader")) if job.loader else None
-    end = train(
-        executor,
-        lambda first: source.batches(batch_size, task.seq, first),
-        options,
-        tell,
-        loader,
-    )
+    with Events(folder) as events:
+
+        def tell(step: Step) -> bool:
+            if executor.rank == 0:
+                events.tell(_event(step, executor.noise) | {"tokens": tokens})
+            return (folder / "stop").exists()
+
+        end = train(
+            executor,
+            lambda first: source.batches(batch_size, task.seq, first),
+            options,
+            tell,
+            loader,
+        )
     said = notes_of(plan.strategy.gradient_sync, task.optimizer)
     return replace(end, notes=(*((built.note,) if built.note else ()), *said))
 
