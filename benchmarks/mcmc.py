@@ -48,7 +48,7 @@ from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.search import Training, survey
 from shardwright.planner.search.local.refinement import REFINED
 from shardwright.runtime.capture import capture, load_model
-from shardwright.verbs.study import natural_precision
+from shardwright.verbs.precision import natural_precision
 
 BAR_SECONDS = 60.0
 LEAST_SECONDS = 2.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardwright.core.costs import Record
+from shardwright.core.costs import CostTable, Record
 from shardwright.verbs.pace import Pace, ratio
 
 
@@ -21,7 +21,7 @@ def test_a_note_says_what_is_beyond_what_a_prediction_claims(
 ) -> None:
     pace = Pace(ratio=times, spread=spread, measured_at="then", within=within)
     assert (f"take {times:.2f} times" in pace.note) == is_said
-    assert bool(pace.note) == is_said
+    assert bool(pace.note) == is_said != pace.holds
 
 
 def test_records_are_compared_by_their_seconds() -> None:
@@ -38,3 +38,11 @@ def test_records_are_compared_by_their_seconds() -> None:
     assert found.spread == pytest.approx(1.25 * 0.1 + 0.05)
     assert found.measured_at == "2"
     assert ratio(known, []) is None
+
+
+def test_costs_that_heed_a_pace_have_operators_take_as_many_times_as_long() -> None:
+    pace = Pace(ratio=0.5, spread=0.02, measured_at="then")
+    assert pace.heeded(CostTable()).factor_map == {"compute": 0.5}
+    fitted = CostTable(factors=(("all_reduce", 2.0), ("compute", 1.2)))
+    assert pace.heeded(fitted).factor_map == {"all_reduce": 2.0, "compute": 0.6}
+    assert "take 0.50 times" in pace.heeds

@@ -12,7 +12,7 @@ import shardwright
 from shardwright import api
 from shardwright.errors import InputError, PrecisionError
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.verbs.study import possible_precision
+from shardwright.verbs.precision import possible_precision
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-row"])

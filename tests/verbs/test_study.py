@@ -51,13 +51,20 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("when", "is_told"), [("2020-02-29T12:00:00+00:00", True), ("", False)])
-def test_measurements_of_long_ago_that_no_longer_hold_are_told(when: str, is_told: bool) -> None:
+def test_measurements_of_long_ago_that_no_longer_hold_are_told_and_planned_as_now(
+    when: str, is_told: bool
+) -> None:
     """No operator takes a nanosecond: what was just measured is believed, what is old is looked at."""
     module, batch = mlp()
     note_all(api.capture(module, batch, precision="float32").graph, 1e-9, when)
     study = api.study(module, "local", api.Request(), batch=batch)
     assert study.num_measured == 0
     assert [when in told and "--measure always" in told for told in study.notes] == [True] * is_told
+    assert (study.costs.factor_map.get("compute", 1.0) > 100) == is_told
+    assert study.origin.factors == dict(study.costs.factors)
+    best = study.frontier.best
+    again = tell(best, study.graph, study.cluster, study.costs).predicted.step_seconds
+    assert again == pytest.approx(best.predicted.step_seconds)
 
 
 def test_a_plan_of_this_machine_is_predicted_alike_by_all_who_tell_of_it(tmp_path: Path) -> None:

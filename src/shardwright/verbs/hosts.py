@@ -155,7 +155,7 @@ def _lead(model: str, machine: Cluster, request: Request, watch: Watch) -> Study
 
 def _follow(model: str, machine: Cluster, request: Request) -> None:
     """Measure as another rank what rank 0 asks for, until it asks for nothing more."""
-    from shardwright.verbs.study import captured_on
+    from shardwright.verbs.precision import captured_on
 
     captured, request, _ = captured_on(machine, model, request)
     while (task := _told(None)) is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.costs import Record
+from shardwright.core.costs import CostTable, Record
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.planner.search import Survey
@@ -40,14 +40,36 @@ class Pace:
     within: float = USUAL
 
     @property
+    def holds(self) -> bool:
+        """Whether the records still do."""
+        return abs(self.ratio - 1) <= max(self.within, self.spread)
+
+    @property
     def note(self) -> str:
         """What a planner should know of it; nothing where the records still hold."""
-        if abs(self.ratio - 1) <= max(self.within, self.spread):
+        if self.holds:
             return ""
         return (
-            f"{self.what} now take {self.ratio:.2f} times (±{self.spread:.2f}) what they took when "
-            f"{self.where} measured ({self.measured_at}): step times predicted or measured then are off by "
+            f"{self._differs}: step times predicted or measured then are off by "
             "as much; end other programs, or measure and try again with `--measure always`"
+        )
+
+    @property
+    def heeds(self) -> str:
+        """What is said where costs are as they are ``heeded``."""
+        return f"{self._differs}, and step times are predicted so; `--measure always` measures all of them again"
+
+    def heeded(self, costs: CostTable) -> CostTable:
+        """Return costs of operators that take as long as now."""
+        factors = costs.factor_map
+        compute = self.ratio * factors.get("compute", 1.0)
+        return replace(costs, factors=tuple((factors | {"compute": compute}).items()))
+
+    @property
+    def _differs(self) -> str:
+        return (
+            f"{self.what} now take {self.ratio:.2f} times (±{self.spread:.2f}) what they took when "
+            f"{self.where} measured ({self.measured_at})"
         )
 
 

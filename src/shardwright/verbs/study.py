@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from shardwright.chains import Chain, sample
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
-from shardwright.core.float8 import FLOAT8
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.schedules import refusal
 from shardwright.core.strategy import Strategy
-from shardwright.errors import InputError, NoPlan, PrecisionError
+from shardwright.errors import InputError, NoPlan
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.operators.splitting.samples import batch_size, find_samples
@@ -41,17 +40,19 @@ from shardwright.verbs.evidence import fitted_costs
 from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.neighbours import Neighbours
 from shardwright.verbs.orders import read_lines
+from shardwright.verbs.precision import captured_on
 from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import MCMC_SECONDS, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.stalls import with_loader
-from shardwright.verbs.subject import Batch, captured_for, find_cluster, is_here, training_for
+from shardwright.verbs.subject import Batch, find_cluster, is_here, training_for
 
 if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.runtime.capture import Captured
     from shardwright.verbs.measure import Bench
+    from shardwright.verbs.pace import Pace
     from shardwright.verbs.racing import Entry
 
 
@@ -98,7 +99,8 @@ def study(
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver, bench)
     seen = neighbours if num_links + num_shards else None
-    notes = _pace_notes(question, captured, frontier, solver, bench, seen)
+    answer = costs, frontier
+    costs, frontier, notes = _paced(question, captured, answer, solver, bench, seen)
     entry = _entry(question, solver)
     if entry is not None and solver.last is not None:
         frontier, more = _after_trials(entry, question, captured, watch, solver)
@@ -156,26 +158,46 @@ def _origin(question: Question, costs: CostTable) -> Origin:
     )
 
 
-def _pace_notes(
+def _paced(
+    question: Question,
+    captured: Captured,
+    answer: tuple[CostTable, Frontier],
+    solver: _Solver,
+    bench: Bench | None,
+    neighbours: Neighbours | None,
+) -> tuple[CostTable, Frontier, tuple[str, ...]]:
+    """Say what disturbed measuring or, where nothing was measured, see whether the machine is slower or faster than
+    its records, and plan again with operators as they are now; on a ``bench``, whose ranks must all plan alike, say
+    it only. To trials costs are fitted, and these are of now."""
+    costs, frontier = answer
+    if neighbours:
+        return costs, frontier, (() if bench else neighbours.notes)
+    found = _pace(question, captured, frontier, solver, bench)
+    if found is None or found.holds:
+        return costs, frontier, ()
+    if bench or solver.watch.stop():
+        return costs, frontier, (found.note,)
+    request = replace(question.request, measure="never")
+    now = replace(question, costs=found.heeded(costs), request=request)
+    costs, frontier, _ = _answered(now, captured, solver.watch, solver, None)
+    return costs, frontier, (found.heeds,)
+
+
+def _pace(
     question: Question,
     captured: Captured,
     frontier: Frontier,
     solver: _Solver,
     bench: Bench | None,
-    neighbours: Neighbours | None,
-) -> tuple[str, ...]:
-    """Say what disturbed measuring or, where nothing was measured, whether the machine is slower or faster
-    than its records. To trials costs are fitted, and these are of now."""
-    if neighbours:
-        return () if bench else neighbours.notes
+) -> Pace | None:
+    """Measure some of the best plan again; None where that is settled otherwise, or not asked for."""
     is_settled = question.request.measure == "never" or _entry(question, solver)
     if is_settled or not (bench or question.is_local) or solver.watch.stop():
-        return ()
+        return None
     from shardwright.verbs.pace import pace_of
 
     facts = captured, (frontier.best.strategy,), question.cluster, question.request
-    found = pace_of(*facts, solver.watch, bench, solver.last)
-    return (found.note,) if found and found.note else ()
+    return pace_of(*facts, solver.watch, bench, solver.last)
 
 
 def _after_trials(
@@ -384,46 +406,6 @@ def _wanted(text: str, order_file: str) -> str | Placement:
     )
     name = " with ".join(Path(one).name for one in (text, order_file) if one)
     return Placement(name=name, parts=parts, whole=whole, order=order)
-
-
-def captured_on(
-    cluster: Cluster, model: str | nn.Module, request: Request, batch: Batch | None = None
-) -> tuple[Captured, Request, tuple[str, ...]]:
-    """Capture a model in the precision to plan in on a cluster; return the request for that, and why ``auto`` is
-    not what its devices are fastest in."""
-    asked = replace(request, precision=possible_precision(cluster, request.precision))
-    try:
-        return captured_for(model, asked, batch), asked, ()
-    except PrecisionError as error:
-        if request.precision != "auto":
-            raise
-        exact = replace(asked, precision="float32")
-        note = f"planned in float32, not in {asked.precision}: {error}"
-        return captured_for(model, exact, batch), exact, (note,)
-
-
-def possible_precision(cluster: Cluster, wanted: str) -> str:
-    """Return the precision to plan in: the natural one for ``auto``.
-
-    Raises InputError for 8-bit products where some device cannot multiply so. A CPU can, slowly.
-    """
-    if wanted == "auto":
-        return natural_precision(cluster)
-    for kind in cluster.kinds if wanted in FLOAT8 else ():
-        if kind.backend != "cpu" and "float8" not in dict(kind.peak_flops):
-            rates = ", ".join(name for name, _ in kind.peak_flops)
-            raise InputError(
-                f"fp8 products need devices with a rate for float8, but {kind.name} has rates for "
-                f"{rates} only; choose --precision bfloat16, or name the rate in a cluster file"
-            )
-    return wanted
-
-
-def natural_precision(cluster: Cluster) -> str:
-    """Return bfloat16 where every device is faster in it than in float32, else float32."""
-    rates = [dict(cluster.kind_of(device).peak_flops) for device in range(cluster.num_devices)]
-    is_faster = all(rate.get("bfloat16", 0.0) > rate.get("float32", 0.0) for rate in rates)
-    return "bfloat16" if is_faster else "float32"
 
 
 def _spent(request: Request, left: float) -> Callable[[int], float]:

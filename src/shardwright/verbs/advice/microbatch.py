@@ -41,7 +41,7 @@ def advise_microbatch(
 
     Raises InputError where not even one is predicted to fit, naming what it needs.
     """
-    from shardwright.verbs.study import possible_precision
+    from shardwright.verbs.precision import possible_precision
     from shardwright.verbs.subject import find_cluster
 
     watch = watch or Watch()
