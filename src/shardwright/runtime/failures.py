@@ -93,7 +93,8 @@ def explain(failures: list[Failure], directory: Path) -> Exception:
     if status is not None:
         where += f" (stage {stage}, step {status.step}, {instruction or 'between steps'})"
     text = f"all ranks must stay alive, but {where} {_cause(first)}; all ranks were ended. " + (
-        "Resume from the last checkpoint" + (f".\n{first.details}" if first.details else "")
+        "Start again, from the last checkpoint where there is one"
+        + (f".\n{first.details}" if first.details else "")
     )
     return RunError(text, rank=first.rank, stage=stage, instruction=instruction)
 
