@@ -266,13 +266,18 @@ def _record(row: tuple[object, ...]) -> Record:
 def is_old(records: Iterable[Record]) -> bool:
     """Whether all of some records are so old that it is worth looking whether they still hold."""
     latest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=OLD_SECONDS)
-    return max(map(_when, records)) < latest
+    return max(_when(record.measured_at) for record in records) < latest
 
 
-def _when(record: Record) -> datetime.datetime:
+def are_apart(one: str, other: str) -> bool:
+    """Whether between two times of measuring so much passed that the machine may be another."""
+    return abs(_when(one) - _when(other)) > datetime.timedelta(seconds=OLD_SECONDS)
+
+
+def _when(measured_at: str) -> datetime.datetime:
     """Return when something was measured; what does not say so is as old as can be."""
     try:
-        found = datetime.datetime.fromisoformat(record.measured_at)
+        found = datetime.datetime.fromisoformat(measured_at)
     except ValueError:
         return datetime.datetime.min.replace(tzinfo=datetime.UTC)
     return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)

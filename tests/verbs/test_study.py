@@ -67,6 +67,24 @@ def test_measurements_of_long_ago_that_no_longer_hold_are_told_and_planned_as_no
     assert again == pytest.approx(best.predicted.step_seconds)
 
 
+OLD = "2020-02-29T12:00:00+00:00"
+
+
+@pytest.mark.parametrize(("when", "is_heeded"), [(OLD, True), ("2020-02-29T12:11:00+00:00", False)])
+def test_trials_of_another_hour_have_a_pace_of_their_own(when: str, is_heeded: bool) -> None:
+    """Twice as slow in trials right behind measuring is the model's doing; in later ones it may be the machine's,
+    which the records' pace would count again."""
+    module, batch = mlp()
+    graph = api.capture(module, batch, precision="float32").graph
+    note_all(graph, 1e-9, OLD)
+    note({f"factor|{graph.fingerprint}|compute": 2.0}, when)
+    study = api.study(module, "local", api.Request(), batch=batch)
+    factor = study.costs.factor_map["compute"]
+    assert len([told for told in study.notes if "now take" in told and OLD in told]) == 1
+    assert (factor > 200) == is_heeded
+    assert (factor == 2.0) != is_heeded
+
+
 def test_a_plan_of_this_machine_is_predicted_alike_by_all_who_tell_of_it(tmp_path: Path) -> None:
     """The slow-down of overlap becomes known after the study began, as from an empty store."""
     module, batch = mlp()

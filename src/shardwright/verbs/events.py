@@ -28,8 +28,10 @@ class Events:
 
     def tell(self, event: Mapping[str, float]) -> None:
         """Write an event, to be read at once."""
+        line = json.dumps(event).encode() + b"\n"
         try:
-            self._file.write(json.dumps(event).encode() + b"\n")
+            while line:  # of a line that fits in part the rest is refused
+                line = line[self._file.write(line) :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._file.name) from None
 

@@ -12,7 +12,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.planner.search import Survey
 from shardwright.runtime.profile import Wanted
-from shardwright.store import Store, is_old
+from shardwright.store import Store, are_apart, is_old
 from shardwright.verbs.measure import Bench, here, keys_of, shortened
 from shardwright.verbs.narrate import run_of
 from shardwright.verbs.request import Request, Watch
@@ -30,7 +30,8 @@ HOSTS = "these ranks were"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """How long operators, or messages, take now as a multiple of what they took at ``measured_at``;
-    ``spread`` is the half-width of that ratio, and ``within`` a share that is not worth a word."""
+    ``spread`` is the half-width of that ratio, and ``within`` a share that is not worth a word. ``is_fitted``: costs
+    have been fitted to trials of another hour, whose own pace is in them, and nobody can tell how much of them it is."""
 
     ratio: float
     spread: float
@@ -38,6 +39,7 @@ class Pace:
     what: str = "operators"
     where: str = "this machine was"
     within: float = USUAL
+    is_fitted: bool = False
 
     @property
     def holds(self) -> bool:
@@ -94,7 +96,13 @@ def pace_of(
     if last:
         first = last.weighed(strategies[0])
         within = min(USUAL, first.half_width / first.seconds)
-    return replace(found, where=HOSTS if bench else found.where, within=within)
+    fit = known.get(f"factor|{captured.graph.fingerprint}|compute")
+    return replace(
+        found,
+        where=HOSTS if bench else found.where,
+        within=within,
+        is_fitted=fit is not None and are_apart(fit.measured_at, found.measured_at),
+    )
 
 
 def _old(

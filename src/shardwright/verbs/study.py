@@ -167,15 +167,15 @@ def _paced(
     neighbours: Neighbours | None,
 ) -> tuple[CostTable, Frontier, tuple[str, ...]]:
     """Say what disturbed measuring or, where nothing was measured, see whether the machine is slower or faster than
-    its records, and plan again with operators as they are now; on a ``bench``, whose ranks must all plan alike, say
-    it only. To trials costs are fitted, and these are of now."""
+    its records, and plan again with operators as they are now; on a ``bench``, whose ranks must all plan alike, and where costs
+    are fitted to trials of another hour, say it only. To trials costs are fitted, and these are of now."""
     costs, frontier = answer
     if neighbours:
         return costs, frontier, (() if bench else neighbours.notes)
     found = _pace(question, captured, frontier, solver, bench)
     if found is None or found.holds:
         return costs, frontier, ()
-    if bench or solver.watch.stop():
+    if bench or found.is_fitted or solver.watch.stop():
         return costs, frontier, (found.note,)
     request = replace(question.request, measure="never")
     now = replace(question, costs=found.heeded(costs), request=request)
