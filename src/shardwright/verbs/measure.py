@@ -60,7 +60,9 @@ def environment() -> str:
 
 def environment_of(cluster: Cluster) -> str:
     """Name the conditions under which all ranks of a cluster are busy: of that name and these devices."""
-    return f"ranks of {cluster.name}; cluster {cluster.fingerprint}; {METHOD}"
+    return (
+        f"ranks of {cluster.name}; cluster {cluster.fingerprint}; {METHOD}, cores while all compute"
+    )
 
 
 def known_costs(graph: str = "", where: str = "") -> CostTable:

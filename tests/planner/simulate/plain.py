@@ -29,13 +29,14 @@ def simulate_plain(
     overlap_slowdown: float = 1.0,
     cores: float = math.inf,
     far: NDArray[np.bool_] | None = None,
+    waits: Floats | None = None,
     scatter_copies: float = 0.0,
 ) -> tuple[Times, list[Floats]]:
     """Return start, end and cause of each instruction, and every mesh's bytes over time."""
     if overlap_slowdown == 1.0 and cores == math.inf and far is None:
         times = relax_plain(program, seconds)
     else:
-        times = share_plain(program, seconds, (overlap_slowdown, cores), far)
+        times = share_plain(program, seconds, (overlap_slowdown, cores), (far, waits))
     return times, _memory(program, times, touched(program, scatter_copies))
 
 
@@ -81,6 +82,7 @@ class _Running:
     remaining: float
     since: float
     finish: float
+    seconds: float
     stretch: float = -1.0  # unset: its group's share is not settled yet
 
     def settle(self, now: float, stretch: float) -> None:
@@ -96,20 +98,22 @@ def share_plain(
     program: Program,
     seconds: NDArray[np.float64],
     limits: tuple[float, float],
-    far: NDArray[np.bool_] | None,
+    ways: tuple[NDArray[np.bool_] | None, Floats | None],
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
     ``limits`` are the slow-down and the number of cores. While a group computes and communicates at once, what
     does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group
-    (``shared_groups``). While more devices compute than there are cores, they share these evenly, and messages of
-    a group on resources that are ``far`` its uplinks. Completions at one instant come before starts, and starts before rates are settled, so that nothing depends on the order of queues.
+    (``shared_groups``). ``ways`` are which resources are far, and their waits. While more devices compute than there are
+    cores, they share these evenly, and a message of s seconds goes as one of s and its resource's wait; messages of
+    a group on resources that are far share its uplinks. Completions at one instant come before starts, and starts before rates are settled, so that nothing depends on the order of queues.
     """
-    slowdown, cores = limits
+    (slowdown, cores), (far, longer) = limits, ways
     duration: list[float] = seconds.tolist()
     waits = _predecessors(program)
     count = len(waits)
     shares: list[bool] = [False] * len(program.resource_names) if far is None else far.tolist()
+    delays: list[float] = [0.0] * len(shares) if longer is None else longer.tolist()
     queues: list[list[int]] = [
         np.flatnonzero(program.resource == queue).tolist()
         for queue in range(len(program.resource_names))
@@ -134,7 +138,7 @@ def share_plain(
                 before = order[position[queue] - 1] if position[queue] else -1
                 start[index], cause[index] = now, _latest([before, *waits[index]], end)[1]
                 finish = math.inf if duration[index] > 0 else now
-                running[queue] = _Running(index, duration[index], now, finish)
+                running[queue] = _Running(index, duration[index], now, finish, duration[index])
         if not running:
             return _columns(start, end, cause)
         if all(task.finish > now for task in running.values()):
@@ -145,19 +149,19 @@ def share_plain(
                 for device in program.meshes[group[task.instruction]].devices
             }
             crowd = max(1.0, len(computing) / cores)
-            _settle_rates(group, running, (classes, shares), now, (slowdown, crowd))
+            _settle_rates(group, running, (classes, shares, delays), now, (slowdown, crowd))
             now = min(task.finish for task in running.values())
 
 
 def _settle_rates(
     group: list[int],
     running: dict[int, _Running],
-    sorts: tuple[list[int], list[bool]],
+    sorts: tuple[list[int], list[bool], list[float]],
     now: float,
     stretches: tuple[float, float],
 ) -> None:
     """Give every running instruction the rate that its group's mix of work, its uplinks and the crowd allow."""
-    (classes, far), (slowdown, crowd) = sorts, stretches
+    (classes, far, delays), (slowdown, crowd) = sorts, stretches
     senders = [group[task.instruction] for queue, task in running.items() if far[queue]]
     busy: dict[int, set[int]] = {}
     for queue, task in running.items():
@@ -167,6 +171,8 @@ def _settle_rates(
         stretch = slowdown if overlaps else 1.0
         if classes[queue] == ResourceClass.COMPUTE:
             stretch *= crowd
+        if crowd > 1.0 and delays[queue] > 0.0 and task.seconds > 0.0:
+            stretch *= 1.0 + delays[queue] / task.seconds
         if far[queue]:
             stretch *= senders.count(group[task.instruction])
         task.settle(now, stretch)

@@ -19,11 +19,19 @@ from tests.planner.simulate.statistics import program_statistics
 SLOWDOWNS = st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.7])
 CORES = st.sampled_from([0.5, 1.0, 1.5, 2.0, math.inf])
 FAR = st.sampled_from(["", "link", "link send"])  # resources that send between hosts
+WAITS = st.sampled_from(
+    [{}, {"link": 0.5}, {"link": 3.0, "send": 1.0}]
+)  # for a core, of their messages
 
 
 def far_of(program, sorts):
     """Return which resources are of these sorts."""
     return np.array([name.split(":")[0] in sorts.split() for name in program.resource_names])
+
+
+def waits_of(program, sorts):
+    """Return by how much messages of each resource take longer while ranks crowd on cores."""
+    return np.array([sorts.get(name.split(":")[0], 0.0) for name in program.resource_names])
 
 
 def simpy_ends(rows):
@@ -46,7 +54,7 @@ def simpy_ends(rows):
     return ends
 
 
-def fluid_ends(rows, slowdown, cores=math.inf, far=""):
+def fluid_ends(rows, slowdown, cores=math.inf, far="", waits=None):
     """Processor sharing in exact fractions: advance everything to the next completion, repeat."""
     left = [Fraction(row.seconds) for row in rows]
     ends = [None] * len(rows)
@@ -74,6 +82,9 @@ def fluid_ends(rows, slowdown, cores=math.inf, far=""):
             speed[index] = 1 / Fraction(slowdown) if is_slow else Fraction(1)
             if rows[index].resource.startswith("compute"):
                 speed[index] *= share
+            wait = Fraction((waits or {}).get(rows[index].resource.split(":")[0], 0))
+            if share < 1 and rows[index].seconds:
+                speed[index] /= 1 + wait / Fraction(rows[index].seconds)
             if rows[index].resource.split(":")[0] in far.split():
                 others = [rows[j].resource for j in active if rows[j].group == rows[index].group]
                 speed[index] /= sum(name.split(":")[0] in far.split() for name in others)
@@ -91,10 +102,15 @@ def longest_path(rows):
     return max(ends, default=0.0)
 
 
-@given(row_lists(max_size=25), SLOWDOWNS, CORES, FAR)
-def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown, cores, far):
+@given(row_lists(max_size=25), SLOWDOWNS, CORES, FAR, WAITS)
+def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown, cores, far, waits):
     program, seconds = build_program(rows)
-    how = {"overlap_slowdown": slowdown, "cores": cores, "far": far_of(program, far)}
+    how = {
+        "overlap_slowdown": slowdown,
+        "cores": cores,
+        "far": far_of(program, far),
+        "waits": waits_of(program, waits),
+    }
     fast = simulate(program, seconds, **how)
     (start, end, cause), memory = simulate_plain(program, seconds, **how)
     assert fast.start.tobytes() == start.tobytes()
@@ -109,12 +125,13 @@ def test_without_slowdown_ends_equal_a_simpy_model(rows):
     np.testing.assert_allclose(simulate(program, seconds).end, simpy_ends(rows), rtol=1e-12)
 
 
-@given(row_lists(), SLOWDOWNS, CORES, FAR)
-def test_ends_under_sharing_equal_an_exact_fluid_model(rows, slowdown, cores, far):
+@given(row_lists(), SLOWDOWNS, CORES, FAR, WAITS)
+def test_ends_under_sharing_equal_an_exact_fluid_model(rows, slowdown, cores, far, waits):
     program, seconds = build_program(rows)
-    shared = {"cores": cores, "far": far_of(program, far)}
+    shared = {"cores": cores, "far": far_of(program, far), "waits": waits_of(program, waits)}
     end = simulate(program, seconds, overlap_slowdown=slowdown, **shared).end
-    np.testing.assert_allclose(end, fluid_ends(rows, slowdown, cores, far), rtol=1e-9, atol=1e-9)
+    expected = fluid_ends(rows, slowdown, cores, far, waits)
+    np.testing.assert_allclose(end, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_ranks_share_cores_while_more_of_them_compute_than_there_are():
@@ -124,6 +141,16 @@ def test_ranks_share_cores_while_more_of_them_compute_than_there_are():
     # Three get 2/3 of a core each until 3 s; then the first has one of its own.
     assert simulate(program, seconds, cores=2.0).end.tolist() == [3.0, 3.0, 3.0, 5.0]
     assert simulate(program, seconds, cores=3.0).end.tolist() == [2.0, 2.0, 2.0, 4.0]
+
+
+def test_messages_wait_for_a_core_while_ranks_crowd_on_them() -> None:
+    rows = [Row(resource=f"compute:{rank}", group=rank, seconds=2.0) for rank in range(3)]
+    rows.append(Row(resource="link:0", group=0, seconds=1.5))
+    program, seconds = build_program(rows)
+    waits = waits_of(program, {"link": 3.0})
+    # In 3 s of crowd it comes as far as in one alone, and has half a second left.
+    assert simulate(program, seconds, cores=2.0, waits=waits).end.tolist() == [3.0, 3.0, 3.0, 3.5]
+    assert simulate(program, seconds, cores=3.0, waits=waits).end.tolist() == [2.0, 2.0, 2.0, 1.5]
 
 
 @given(row_lists(), SLOWDOWNS)

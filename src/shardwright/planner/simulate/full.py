@@ -22,8 +22,9 @@ Times = tuple[Floats, Floats, Ints]
 COMPUTE, LINK = int(ResourceClass.COMPUTE), int(ResourceClass.LINK)
 
 # What a resource does. It has run queue entries begin..place-1 and runs instruction ``running``
-# (-1: none) with the work ``remaining`` at time ``since``, done at rate 1/``stretch`` (-1: not
-# settled yet). ``after`` links the busy resources of a group; ``is_far``: its messages go between hosts. One record for each, and small
+# (-1: none) of so many ``seconds`` with the work ``remaining`` at time ``since``, done at rate 1/``stretch``
+# (-1: not settled yet). ``after`` links the busy resources of a group; ``is_far``: its messages go between
+# hosts; ``wait``: by how much each takes longer while ranks crowd on cores. One record for each, and small
 # functions without branches, because Numba counts who holds an array handed to any other, which
 # costs more than the work itself.
 QUEUE = np.dtype(
@@ -33,10 +34,12 @@ QUEUE = np.dtype(
         ("stop", np.int64),
         ("running", np.int64),
         ("after", np.int64),
+        ("seconds", np.float64),
         ("remaining", np.float64),
         ("since", np.float64),
         ("stretch", np.float64),
         ("finish", np.float64),
+        ("wait", np.float64),
         ("sort", np.int8),
         ("is_far", np.bool_),
     ],
@@ -107,12 +110,14 @@ def share(
     slowdown: float,
     cores: float = np.inf,
     far: NDArray[np.bool_] | None = None,
+    waits: Floats | None = None,
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
     ``ranks`` is how many devices each group has. While a group computes and communicates at once, what
     does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group.
-    While more ranks compute than there are ``cores``, all of them get equal shares of these; messages that
+    While more ranks compute than there are ``cores``, all of them get equal shares of these, and a message that takes
+    s seconds goes at the rate of one that takes s and what its resource ``waits`` for a core; messages that
     a group sends between hosts at once, by the resources that are ``far``, get equal shares of its uplinks. Completions at
     one instant come before starts, and starts before rates are settled, so that nothing depends on the
     order of queues.
@@ -120,6 +125,8 @@ def share(
     progress = _beginning(wiring, classes, len(ranks))
     if far is not None:
         progress.queues["is_far"] = far
+    if waits is not None:
+        progress.queues["wait"] = waits
     _play(wiring, seconds, progress, slowdown, ranks, cores)
     return progress.start, progress.end, progress.cause
 
@@ -322,7 +329,7 @@ def _set_due(due: Floats, tree: Ints, group: int, time: float) -> None:
 def _begin(queue: Any, index: int, seconds: float, now: float) -> None:
     """Start an instruction; settling its rate will tell when it ends."""
     queue.running = index
-    queue.remaining = seconds
+    queue.seconds = queue.remaining = seconds
     queue.since = now
     queue.stretch = -1.0
     queue.finish = np.inf
@@ -371,6 +378,8 @@ def _settle(queues: Queues, first: int, now: float, slowdown: float, crowd: floa
         stretch = shared if queue.sort <= LINK else 1.0
         if queue.sort == COMPUTE:
             stretch *= crowd
+        if crowd > 1.0 and queue.wait > 0.0 and queue.seconds > 0.0:
+            stretch *= 1.0 + queue.wait / queue.seconds
         if queue.is_far:
             stretch *= num_far
         if stretch != queue.stretch:

@@ -16,7 +16,7 @@ def far_resources(program: Program, cluster: Cluster) -> NDArray[np.bool_] | Non
     O(instructions)."""
     if len({device.host for device in cluster.devices}) == 1:
         return None
-    meshes, sent = program.meshes, _one_of_each(program)  # transfers span no axes
+    meshes, sent = program.meshes, one_of_each(program)  # transfers span no axes
     far = [(one, item) for one, item in sent if _crosses(meshes[item.mesh], item.axes, cluster)]
     if len(far) == len({item.mesh for _, item in far}):
         return None
@@ -29,7 +29,7 @@ def far_resources(program: Program, cluster: Cluster) -> NDArray[np.bool_] | Non
     return found
 
 
-def _one_of_each(program: Program) -> list[tuple[int, Message]]:
+def one_of_each(program: Program) -> list[tuple[int, Message]]:
     """Return every resource that sends, with a message of it: all go the same way. What is sliced or copied is
     a message, too, but a computation of its devices."""
     is_sent = (program.kind == Kind.MESSAGE) | (program.kind == Kind.SEND)

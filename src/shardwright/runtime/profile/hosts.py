@@ -14,16 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Record, link_label
 from shardwright.core.legality import divisors
+from shardwright.runtime.clocks import clock_offset
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.profile import operators
-from shardwright.runtime.profile.beneath import LONG_CHUNK_SECONDS, Chunk, seen_by_all
+from shardwright.runtime.profile.beneath import Chunk, seen_by_all
 from shardwright.runtime.profile.clock import Timing
 from shardwright.runtime.profile.collectives import (
     PRIMITIVES,
@@ -48,9 +51,10 @@ Groups = tuple[tuple[int, ...], ...]
 PROBE = Probe(primitives=PRIMITIVES, sizes=SIZES[:-1])
 # To see whether what was measured still holds.
 BRIEF = Probe(primitives=("all_reduce", "transfer"), sizes=(SIZES[3], SIZES[5]), overheads=False)
-# How often all ranks compute to see how much of a core each has. Of a core to itself a rank gets all but
-# what interrupts and other programs take.
-CROWDED_ROUNDS = 24
+# How often all ranks compute, in so many pieces of about so many seconds, to see how much of a core each has. Of a
+# core to itself a rank gets all but what interrupts and other programs take.
+CROWDED_ROUNDS = 16
+PIECES, PIECE_SECONDS = 64, 5e-4
 CROWDED = 1.15
 
 
@@ -162,20 +166,37 @@ def own_place() -> torch.device:
 
 
 def shared_cores() -> float:
-    """Return on how many cores all ranks compute: as many as there are ranks where each has one.
-
-    Ranks compute between points where they meet. What all of them do until the last is done, whoever had
-    a core meanwhile, is what the cores do in that time.
-    """
+    """Return on how many cores all ranks compute: as many as there are ranks where each has one."""
     chunk, world = Chunk(), cast(ProcessGroup, dist.group.WORLD)
-    times = chunk.times(LONG_CHUNK_SECONDS, world)
-    mine: list[tuple[float, float]] = []
+    offset = clock_offset(torch.device("cpu"))
+    times = chunk.times(PIECE_SECONDS, world)
+    mine: list[list[tuple[float, float]]] = []
     for _ in range(CROWDED_ROUNDS):
         dist.barrier()
-        begin, before = time.perf_counter(), time.thread_time()
-        chunk.run(times)
-        mine.append((time.perf_counter() - begin, time.thread_time() - before))
-    took, own = seen_by_all(mine, world).unbind(-1)
-    if float((took / own).mean(dim=0).median()) < CROWDED:
+        marks = [(time.perf_counter() + offset, time.thread_time())]
+        for _ in range(PIECES):
+            chunk.run(times)
+            marks.append((time.perf_counter() + offset, time.thread_time()))
+        mine.append(marks)
+    seen = seen_by_all(mine, world).numpy()
+    took, own = np.moveaxis(seen[:, :, -1] - seen[:, :, 0], -1, 0)
+    if np.median((took / own).mean(axis=0)) < CROWDED:
         return float(world.size())
-    return float((own.sum(dim=0) / took.max(dim=0).values).median())
+    return cores_of(*np.moveaxis(seen, -1, 0))
+
+
+def cores_of(moments: NDArray[np.float64], own: NDArray[np.float64]) -> float:
+    """Return on how many cores ranks compute, from moments between pieces of computation (ranks, rounds, pieces) and the
+    time that their threads had computed by then.
+
+    What all of them do while every one computes, whoever had a core meanwhile, is what the cores do in that time.
+    """
+    begin, end = moments[:, :, 0].max(axis=0), moments[:, :, -1].min(axis=0)
+    if not (end > begin).any():  # all of them never did
+        begin, end = moments[:, :, 0].min(axis=0), moments[:, :, -1].max(axis=0)
+    done = [
+        np.diff(np.interp((begin[turn], end[turn]), moments[rank, turn], own[rank, turn]))
+        for turn in np.flatnonzero(end > begin)
+        for rank in range(len(moments))
+    ]
+    return float(np.sum(done) / np.sum(np.maximum(end - begin, 0.0)))

@@ -1,0 +1,37 @@
+"""How long messages wait for a core while more ranks compute than there are cores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.program import Message, Program
+from shardwright.planner.cost.burden import hiding_seconds
+from shardwright.planner.simulate.columns import ranks_of_groups
+from shardwright.planner.simulate.uplinks import one_of_each
+
+
+def waits_for_cores(
+    program: Program, cluster: Cluster, table: CostTable
+) -> NDArray[np.float64] | None:
+    """Return for each resource by how many seconds a message on it takes longer beneath so much computation
+    that threads which serve it must wait for a core; None where all ranks have one. O(instructions)."""
+    if ranks_of_groups(program).sum() <= table.overhead_map.get("cores", math.inf):
+        return None
+    found = np.zeros(len(program.resource_names))
+    for resource, message in one_of_each(program):
+        ends = _group_of(program, message)
+        found[resource] = hiding_seconds(message.primitive, ends, cluster, table)
+    return found
+
+
+def _group_of(program: Program, message: Message) -> tuple[int, ...]:
+    """Return the devices of one of the groups that a message goes between."""
+    mesh = program.meshes[message.mesh]
+    if message.destination >= 0:
+        return mesh.devices[0], program.meshes[message.destination].devices[0]
+    return mesh.peers(mesh.devices[0], message.axes)
