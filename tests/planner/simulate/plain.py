@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Program, ResourceClass
-from shardwright.planner.simulate.columns import Bytes, Floats, Ints, shared_groups
+from shardwright.planner.simulate.columns import ALIKE, Bytes, Floats, Ints, Ways, shared_groups
 from shardwright.planner.simulate.full import Times
 from shardwright.planner.simulate.memory import device_kinds, touched
 
@@ -28,15 +28,14 @@ def simulate_plain(
     *,
     overlap_slowdown: float = 1.0,
     cores: float = math.inf,
-    far: NDArray[np.bool_] | None = None,
-    waits: Floats | None = None,
+    ways: Ways = ALIKE,
     scatter_copies: float = 0.0,
 ) -> tuple[Times, list[Floats]]:
     """Return start, end and cause of each instruction, and every mesh's bytes over time."""
-    if overlap_slowdown == 1.0 and cores == math.inf and far is None:
+    if overlap_slowdown == 1.0 and cores == math.inf and ways.far is None:
         times = relax_plain(program, seconds)
     else:
-        times = share_plain(program, seconds, (overlap_slowdown, cores), (far, waits))
+        times = share_plain(program, seconds, (overlap_slowdown, cores), ways)
     return times, _memory(program, times, touched(program, scatter_copies))
 
 
@@ -98,7 +97,7 @@ def share_plain(
     program: Program,
     seconds: NDArray[np.float64],
     limits: tuple[float, float],
-    ways: tuple[NDArray[np.bool_] | None, Floats | None],
+    ways: Ways,
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.core.program import Kind
 from shardwright.planner.simulate import simulate
+from shardwright.planner.simulate.columns import Ways
 from tests.planner.programs import Row, build_program, row_lists
 from tests.planner.simulate.plain import simulate_plain
 from tests.planner.simulate.statistics import program_statistics
@@ -83,7 +84,7 @@ def fluid_ends(rows, slowdown, cores=math.inf, far="", waits=None):
             if rows[index].resource.startswith("compute"):
                 speed[index] *= share
             wait = Fraction((waits or {}).get(rows[index].resource.split(":")[0], 0))
-            if share < 1 and rows[index].seconds:
+            if len(computing) > cores and rows[index].seconds:
                 speed[index] /= 1 + wait / Fraction(rows[index].seconds)
             if rows[index].resource.split(":")[0] in far.split():
                 others = [rows[j].resource for j in active if rows[j].group == rows[index].group]
@@ -108,8 +109,7 @@ def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown, cores, 
     how = {
         "overlap_slowdown": slowdown,
         "cores": cores,
-        "far": far_of(program, far),
-        "waits": waits_of(program, waits),
+        "ways": Ways(far_of(program, far), waits_of(program, waits)),
     }
     fast = simulate(program, seconds, **how)
     (start, end, cause), memory = simulate_plain(program, seconds, **how)
@@ -128,8 +128,8 @@ def test_without_slowdown_ends_equal_a_simpy_model(rows):
 @given(row_lists(), SLOWDOWNS, CORES, FAR, WAITS)
 def test_ends_under_sharing_equal_an_exact_fluid_model(rows, slowdown, cores, far, waits):
     program, seconds = build_program(rows)
-    shared = {"cores": cores, "far": far_of(program, far), "waits": waits_of(program, waits)}
-    end = simulate(program, seconds, overlap_slowdown=slowdown, **shared).end
+    ways = Ways(far_of(program, far), waits_of(program, waits))
+    end = simulate(program, seconds, overlap_slowdown=slowdown, cores=cores, ways=ways).end
     expected = fluid_ends(rows, slowdown, cores, far, waits)
     np.testing.assert_allclose(end, expected, rtol=1e-9, atol=1e-9)
 
@@ -147,10 +147,10 @@ def test_messages_wait_for_a_core_while_ranks_crowd_on_them() -> None:
     rows = [Row(resource=f"compute:{rank}", group=rank, seconds=2.0) for rank in range(3)]
     rows.append(Row(resource="link:0", group=0, seconds=1.5))
     program, seconds = build_program(rows)
-    waits = waits_of(program, {"link": 3.0})
+    ways = Ways(waits=waits_of(program, {"link": 3.0}))
     # In 3 s of crowd it comes as far as in one alone, and has half a second left.
-    assert simulate(program, seconds, cores=2.0, waits=waits).end.tolist() == [3.0, 3.0, 3.0, 3.5]
-    assert simulate(program, seconds, cores=3.0, waits=waits).end.tolist() == [2.0, 2.0, 2.0, 1.5]
+    assert simulate(program, seconds, cores=2.0, ways=ways).end.tolist() == [3.0, 3.0, 3.0, 3.5]
+    assert simulate(program, seconds, cores=3.0, ways=ways).end.tolist() == [2.0, 2.0, 2.0, 1.5]
 
 
 @given(row_lists(), SLOWDOWNS)

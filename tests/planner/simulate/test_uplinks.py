@@ -9,6 +9,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate, simulate_on
+from shardwright.planner.simulate.columns import Ways
 from shardwright.planner.simulate.uplinks import far_resources
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.lower.test_lower import transformer_like
@@ -60,7 +61,7 @@ def test_sums_over_two_axes_at_once_take_as_long_as_one_after_the_other() -> Non
     # Measured between 2 x 2 hosts at 1 Gbit/s: 34 ms at once, 17 ms each alone.
     rows = [Row(resource=f"link:0:{axis}", seconds=0.017) for axis in range(2)]
     program, seconds = build_program(rows)
-    assert simulate(program, seconds, far=np.array([True, True])).step_seconds == 0.034
+    assert simulate(program, seconds, ways=Ways(far=np.array([True, True]))).step_seconds == 0.034
     assert simulate(program, seconds).step_seconds == 0.017
 
 

@@ -29,6 +29,17 @@ class Bytes(NamedTuple):
     local: NDArray[np.bool_]
 
 
+class Ways(NamedTuple):
+    """What resources are that send, one entry each: whether between hosts (``uplinks``), and what a message waits for a
+    core (``crowds``); None where none is or does."""
+
+    far: NDArray[np.bool_] | None = None
+    waits: Floats | None = None
+
+
+ALIKE = Ways()
+
+
 def shared_groups(program: Program) -> NDArray[np.int32]:
     """Return the group of every instruction, meshes of the same devices by the first of them."""
     first: dict[frozenset[int], int] = {}

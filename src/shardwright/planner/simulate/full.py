@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shardwright.compiled import compiled, inner
 from shardwright.core.program import ResourceClass
+from shardwright.planner.simulate.columns import ALIKE, Ways
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -109,24 +110,23 @@ def share(
     ranks: Ints,
     slowdown: float,
     cores: float = np.inf,
-    far: NDArray[np.bool_] | None = None,
-    waits: Floats | None = None,
+    ways: Ways = ALIKE,
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
     ``ranks`` is how many devices each group has. While a group computes and communicates at once, what
     does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group.
     While more ranks compute than there are ``cores``, all of them get equal shares of these, and a message that takes
-    s seconds goes at the rate of one that takes s and what its resource ``waits`` for a core; messages that
-    a group sends between hosts at once, by the resources that are ``far``, get equal shares of its uplinks. Completions at
+    s seconds goes at the rate of one that takes s and what its resource waits for a core; messages that
+    a group sends between hosts at once get equal shares of its uplinks. Completions at
     one instant come before starts, and starts before rates are settled, so that nothing depends on the
     order of queues.
     """
     progress = _beginning(wiring, classes, len(ranks))
-    if far is not None:
-        progress.queues["is_far"] = far
-    if waits is not None:
-        progress.queues["wait"] = waits
+    if ways.far is not None:
+        progress.queues["is_far"] = ways.far
+    if ways.waits is not None:
+        progress.queues["wait"] = ways.waits
     _play(wiring, seconds, progress, slowdown, ranks, cores)
     return progress.start, progress.end, progress.cause
 
@@ -375,13 +375,7 @@ def _settle(queues: Queues, first: int, now: float, slowdown: float, crowd: floa
     resource = first
     while resource >= 0:
         queue = queues[resource]
-        stretch = shared if queue.sort <= LINK else 1.0
-        if queue.sort == COMPUTE:
-            stretch *= crowd
-        if crowd > 1.0 and queue.wait > 0.0 and queue.seconds > 0.0:
-            stretch *= 1.0 + queue.wait / queue.seconds
-        if queue.is_far:
-            stretch *= num_far
+        stretch = _stretch(queue, shared, crowd, num_far)
         if stretch != queue.stretch:
             done = (now - queue.since) / queue.stretch
             queue.remaining = max(0.0, queue.remaining - done)
@@ -391,3 +385,16 @@ def _settle(queues: Queues, first: int, now: float, slowdown: float, crowd: floa
         earliest = min(earliest, queue.finish)
         resource = queue.after
     return earliest
+
+
+@inner
+def _stretch(queue: Any, shared: float, crowd: float, num_far: int) -> float:
+    """Return how many times as long a resource takes as alone."""
+    stretch = shared if queue.sort <= LINK else 1.0
+    if queue.sort == COMPUTE:
+        stretch *= crowd
+    elif crowd > 1.0 and queue.seconds > 0.0:
+        stretch *= 1.0 + queue.wait / queue.seconds
+    if queue.is_far:
+        stretch *= num_far
+    return stretch

@@ -20,7 +20,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
-from shardwright.planner.simulate.columns import ranks_of_groups, shared_groups
+from shardwright.planner.simulate.columns import ALIKE, Ways, ranks_of_groups, shared_groups
 from shardwright.planner.simulate.crowds import waits_for_cores
 from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import memory_over_time
@@ -37,8 +37,7 @@ def simulate(
     *,
     overlap_slowdown: float = 1.0,
     cores: float = math.inf,
-    far: NDArray[np.bool_] | None = None,
-    waits: NDArray[np.float64] | None = None,
+    ways: Ways = ALIKE,
     scatter_copies: float = 0.0,
     meets: bool = True,
 ) -> Timeline:
@@ -50,15 +49,15 @@ def simulate(
 
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
     computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``cores``: how
-    many ranks can compute at once; while more do, each has its share of these. ``far``: the resources whose messages
-    share what a group can send between hosts (``planner.simulate.uplinks``). ``waits``: by how many seconds the messages of
-    each resource take longer while ranks crowd on cores (``planner.simulate.crowds``). ``scatter_copies``: see
+    many ranks can compute at once; while more do, each has its share of these. ``ways``: the resources whose messages
+    share what a group can send between hosts, and by how many seconds the messages of each take longer while ranks
+    crowd on cores. ``scatter_copies``: see
     ``Cluster.scatter_copies``. Deterministic. Takes O(n) time where nothing is slowed down or shared, else
     O(n log resources).
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
 
-    wiring, clock = _wiring(program), _clock(program, overlap_slowdown, (cores, waits), far)
+    wiring, clock = _wiring(program), _clock(program, overlap_slowdown, cores, ways)
 
     def play(many: Program, seconds: NDArray[np.float64]) -> Timeline:
         return _timeline(many, clock(_wiring(many), seconds), scatter_copies)
@@ -83,8 +82,7 @@ def simulate_on(
         seconds,
         overlap_slowdown=cluster.overlap_slowdown,
         cores=table.overhead_map.get("cores", math.inf),
-        far=far_resources(program, cluster),
-        waits=waits_for_cores(program, cluster, table),
+        ways=Ways(far_resources(program, cluster), waits_for_cores(program, cluster, table)),
         scatter_copies=cluster.scatter_copies,
         meets=meets_at_end(program, on_host=cluster.has_cpus),
     )
@@ -157,21 +155,16 @@ def _checked(
     return seconds
 
 
-def _clock(
-    program: Program,
-    overlap_slowdown: float,
-    crowd: tuple[float, NDArray[np.float64] | None],
-    far: NDArray[np.bool_] | None,
-) -> Clock:
+def _clock(program: Program, overlap_slowdown: float, cores: float, ways: Ways) -> Clock:
     """Return what times instructions on the resources and the devices of a Program."""
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
-    ranks, count, (cores, waits) = ranks_of_groups(program), len(program.resource_names), crowd
-    if overlap_slowdown == 1.0 and cores >= ranks.sum() and far is None:
+    ranks, count = ranks_of_groups(program), len(program.resource_names)
+    if overlap_slowdown == 1.0 and cores >= ranks.sum() and ways.far is None:
         return lambda wiring, seconds: full.relax(wiring, seconds, count)
     classes = np.require(program.resource_class, np.int8, ["C", "W"])
-    how = float(overlap_slowdown), float(cores), far, waits
+    how = float(overlap_slowdown), float(cores), ways
     return lambda wiring, seconds: full.share(wiring, seconds, classes, ranks, *how)
 
 
