@@ -119,7 +119,7 @@ def update_key(states: int) -> str:
 
 
 def meeting_name(what: str, hosts: int, devices: int, link: str) -> str:
-    """Name a scalar of a group's collectives: ``skew`` or ``hiding`` (``CostTable``)."""
+    """Name a scalar of a group's collectives: ``skew``, ``hiding`` or ``crowding`` (``CostTable``)."""
     return f"{what}|{hosts}x{devices}|{link}"
 
 
@@ -136,7 +136,8 @@ class CostTable:
     ``process_bytes`` (what an empty rank occupies), ``cores`` (on how many the ranks compute, where some
     share one); and by group of ranks
     (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since they
-    last met) and ``hiding`` (seconds of computation that hide a collective). ``factors`` are fitted
+    last met), ``hiding`` (seconds of computation that hide a collective) and ``crowding`` (seconds that one takes longer
+    while more ranks compute than there are cores). ``factors`` are fitted
     to plans that ran: by how much the seconds of ``compute``, or of a message's primitive, differ there
     from what is known of them alone.
     """

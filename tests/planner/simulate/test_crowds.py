@@ -20,8 +20,8 @@ LINK = link_label(HOSTS, (0, 1, 2, 3))
 CROWDED = CostTable(
     overheads=(
         ("cores", 2.0),
-        (meeting_name("hiding", 4, 4, LINK), 0.02),
-        (meeting_name("hiding", 2, 2, LINK), 0.004),
+        (meeting_name("crowding", 4, 4, LINK), 0.02),
+        (meeting_name("crowding", 2, 2, LINK), 0.004),
     )
 )
 
@@ -32,7 +32,7 @@ def program_of(seed: Seed) -> Program:
     return lower(graph, seed_strategy(graph, seed))
 
 
-def test_each_resource_waits_as_a_small_message_of_its_group_was_seen_to() -> None:
+def test_each_resource_waits_as_a_message_of_its_group_was_seen_to() -> None:
     for seed, seconds in (
         (Seed(data=4), {0.02}),
         (Seed(data=2, tensor=2), {0.004}),

@@ -74,13 +74,13 @@ def _measured_as(
     return primitive, (hosts, len(devices), label)
 
 
-def hiding_seconds(
+def crowding_seconds(
     primitive: str, devices: tuple[int, ...], cluster: Cluster, table: CostTable
 ) -> float:
-    """Return how long a small message of a group takes, by the clock on the wall, whose threads wait for a core beneath
-    computation; 0 where that was not measured."""
+    """Return by how much a message of a group takes longer while more ranks compute than there are cores; 0 where that
+    was not measured."""
     _, ends = _measured_as(primitive, devices, cluster)
-    return table.overhead_map.get(meeting_name("hiding", *ends), 0.0)
+    return table.overhead_map.get(meeting_name("crowding", *ends), 0.0)
 
 
 def message_burden(

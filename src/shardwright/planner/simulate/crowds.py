@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.program import Message, Program
-from shardwright.planner.cost.burden import hiding_seconds
+from shardwright.planner.cost.burden import crowding_seconds
 from shardwright.planner.simulate.columns import ranks_of_groups
 from shardwright.planner.simulate.uplinks import one_of_each
 
@@ -18,14 +18,14 @@ from shardwright.planner.simulate.uplinks import one_of_each
 def waits_for_cores(
     program: Program, cluster: Cluster, table: CostTable
 ) -> NDArray[np.float64] | None:
-    """Return for each resource by how many seconds a message on it takes longer beneath so much computation
-    that threads which serve it must wait for a core; None where all ranks have one. O(instructions)."""
+    """Return for each resource by how many seconds a message on it takes longer while ranks crowd on cores; None where
+    each has one. O(instructions)."""
     if ranks_of_groups(program).sum() <= table.overhead_map.get("cores", math.inf):
         return None
     found = np.zeros(len(program.resource_names))
     for resource, message in one_of_each(program):
         ends = _group_of(program, message)
-        found[resource] = hiding_seconds(message.primitive, ends, cluster, table)
+        found[resource] = crowding_seconds(message.primitive, ends, cluster, table)
     return found
 
 

@@ -211,7 +211,7 @@ def _hidden(
             if number < count:
                 pending += exchange.ask()
             else:
-                _note_end(pending, start, ended)
+                note_end(pending, start, ended)
             started = time.thread_time()
             chunk.run(apart if number < count else behind)
             computed += time.thread_time() - started
@@ -229,7 +229,7 @@ def _hidden(
     return summarise(held), stolen, statistics.median(ended or [0.0])
 
 
-def _note_end(pending: list[Pending], begin: float, ended: list[float]) -> None:
+def note_end(pending: list[Pending], begin: float, ended: list[float]) -> None:
     """Let the backend's thread note when the last work is complete, where it can tell."""
     last = [work for one in pending for work in one.works][-1:]  # none where a rank takes no part
     for work in last:

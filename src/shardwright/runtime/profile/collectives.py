@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,12 +39,14 @@ from shardwright.runtime.clocks import Ticks, ticks_of
 from shardwright.runtime.cores import settle
 from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
 from shardwright.runtime.profile.beneath import (
+    SLOWEST_SECONDS,
     Chunk,
     Exchange,
     ThereAndBack,
     time_beneath,
 )
 from shardwright.runtime.profile.clock import ROUNDS, Timing, middle_of, summarise
+from shardwright.runtime.profile.crowds import wait_in_crowd
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_gpu, time_overheads
 from shardwright.runtime.workers import Progress, Stop, patience, run_workers
@@ -277,6 +279,24 @@ def time_busy(
     exchanges = {one: _prepare(*one, group, place) for one in wanted}
     turns = {size: _there_and_back(size, group, place) for size in sizes}
     return time_beneath(group, exchanges, turns, alone, chunk or Chunk(), cores=cores)
+
+
+def time_crowding(
+    group: ProcessGroup, alone: Mapping[str, Timing], offset: float
+) -> dict[str, Timing]:
+    """Measure how long messages wait for cores that ranks share, by the largest all-reduce that is not slow by
+    itself: small ones come nowhere meanwhile. ``offset``: see ``crowds.shared_cores``."""
+    known = {size: alone.get(f"all_reduce|{size}") for size in SIZES_BENEATH}
+    fast = [size for size, one in known.items() if one and one.seconds < SLOWEST_SECONDS]
+    size = _agree(max(fast, default=0), group, HOST)
+    if not size:
+        return {}
+    exchange = _prepare("all_reduce", size, group, HOST)
+    return {
+        "crowding": scalar(
+            wait_in_crowd(exchange, alone[f"all_reduce|{size}"].seconds, group, offset)
+        )
+    }
 
 
 def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:

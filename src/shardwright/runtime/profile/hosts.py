@@ -9,15 +9,12 @@ simulator shares these among those that compute at once.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
 from shardwright.core.cluster import Cluster
@@ -26,7 +23,6 @@ from shardwright.core.legality import divisors
 from shardwright.runtime.clocks import clock_offset
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.profile import operators
-from shardwright.runtime.profile.beneath import Chunk, seen_by_all
 from shardwright.runtime.profile.clock import Timing
 from shardwright.runtime.profile.collectives import (
     PRIMITIVES,
@@ -36,7 +32,9 @@ from shardwright.runtime.profile.collectives import (
     scalar,
     time_alone,
     time_busy,
+    time_crowding,
 )
+from shardwright.runtime.profile.crowds import shared_cores
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.profile.passes import time_in_passes
@@ -47,15 +45,21 @@ if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
 
 Groups = tuple[tuple[int, ...], ...]
+
+
+class Means(NamedTuple):
+    """With what a rank measures: its device, the cores that ranks share (infinitely many where each has its own), and
+    what is added to its clock to have the first rank's."""
+
+    place: torch.device
+    cores: float
+    offset: float
+
+
 # Networks go on as they are at 4 MiB; larger messages of slow ones would take all the time there is.
 PROBE = Probe(primitives=PRIMITIVES, sizes=SIZES[:-1])
 # To see whether what was measured still holds.
 BRIEF = Probe(primitives=("all_reduce", "transfer"), sizes=(SIZES[3], SIZES[5]), overheads=False)
-# How often all ranks compute, in so many pieces of about so many seconds, to see how much of a core each has. Of a
-# core to itself a rank gets all but what interrupts and other programs take.
-CROWDED_ROUNDS = 16
-PIECES, PIECE_SECONDS = 64, 5e-4
-CROWDED = 1.15
 
 
 def group_shapes(cluster: Cluster) -> tuple[Groups, ...]:
@@ -92,13 +96,14 @@ def measure_links(
     costs besides; a collective call. Rank 0's clock counts, and its ``report`` is told."""
     place = own_place()
     found = _overheads() if place.type == "cpu" and probe.overheads else {}
-    cores = shared_cores() if place.type == "cpu" else float(cluster.num_devices)
+    offset = clock_offset(torch.device("cpu")) if place.type == "cpu" else 0.0
+    cores = shared_cores(offset) if place.type == "cpu" else float(cluster.num_devices)
     found["overhead|cores"] = scalar(cores)
-    shared = cores if cores < dist.get_world_size() else math.inf
+    means = Means(place, cores if cores < dist.get_world_size() else math.inf, offset)
     records: list[Record] = []
     shapes = group_shapes(cluster)
     for number, shape in enumerate(shapes):
-        found |= _time_shape(shape, probe, budget_seconds / len(shapes), (place, shared))
+        found |= _time_shape(shape, probe, budget_seconds / len(shapes), means)
         report(number + 1, len(shapes))
         first = shape[0]
         hosts = len({cluster.devices[device].host for device in first})
@@ -115,27 +120,33 @@ def _overheads() -> dict[str, Timing]:
     return {"overhead|process_bytes": occupied, **time_overheads(meet=dist.barrier)}
 
 
-def _time_shape(
-    shape: Groups, probe: Probe, seconds: float, means: tuple[torch.device, float]
-) -> dict[str, Timing]:
+def _time_shape(shape: Groups, probe: Probe, seconds: float, means: Means) -> dict[str, Timing]:
     """Measure messages alone in all groups of a shape at once; nothing on a rank that is in none.
 
-    What they cost who computes is measured at once, too, unless ranks share cores (fewer than infinitely many): then
-    only in the first group, since the simulator knows of the others.
+    What they cost who computes is measured at once, too, unless ranks share cores: then only in the first group, since the
+    simulator knows of the others, and in all at once how long messages wait for cores.
     """
-    place, cores = means
-    groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
-    mine = [n for n, own in enumerate(shape) if dist.get_rank() in own]
-    found: dict[str, Timing] = {}
-    for number in mine:
-        found = time_alone(groups[number], probe, seconds, lambda *_: None, place)
+    place, cores = means.place, means.cores
+    groups, found = _own_groups(shape), dict[str, Timing]()
+    for group in groups.values():
+        found = time_alone(group, probe, seconds, lambda *_: None, place)
     dist.barrier()
-    for number in [one for one in mine if one == 0 or cores == math.inf]:
-        found |= time_busy(groups[number], probe, found, place, cores=cores)
+    for group in groups.values() if cores < math.inf and probe.overheads else ():
+        found |= time_crowding(group, found, means.offset)
     dist.barrier()
-    for number in mine:
-        dist.destroy_process_group(groups[number])
+    for number, group in groups.items():
+        if number == 0 or cores == math.inf:
+            found |= time_busy(group, probe, found, place, cores=cores)
+    dist.barrier()
+    for group in groups.values():
+        dist.destroy_process_group(group)
     return found
+
+
+def _own_groups(shape: Groups) -> dict[int, ProcessGroup]:
+    """Make all groups of a shape, and return that of this rank, if it is in one, by its number."""
+    groups: list[Any] = [dist.new_group(list(devices)) for devices in shape]
+    return {n: groups[n] for n, devices in enumerate(shape) if dist.get_rank() in devices}
 
 
 def measure_operators(
@@ -163,40 +174,3 @@ def measure_operators(
 def own_place() -> torch.device:
     """Return this rank's device, as it trains."""
     return torch.device(device_of("", "", this_host()))
-
-
-def shared_cores() -> float:
-    """Return on how many cores all ranks compute: as many as there are ranks where each has one."""
-    chunk, world = Chunk(), cast(ProcessGroup, dist.group.WORLD)
-    offset = clock_offset(torch.device("cpu"))
-    times = chunk.times(PIECE_SECONDS, world)
-    mine: list[list[tuple[float, float]]] = []
-    for _ in range(CROWDED_ROUNDS):
-        dist.barrier()
-        marks = [(time.perf_counter() + offset, time.thread_time())]
-        for _ in range(PIECES):
-            chunk.run(times)
-            marks.append((time.perf_counter() + offset, time.thread_time()))
-        mine.append(marks)
-    seen = seen_by_all(mine, world).numpy()
-    took, own = np.moveaxis(seen[:, :, -1] - seen[:, :, 0], -1, 0)
-    if np.median((took / own).mean(axis=0)) < CROWDED:
-        return float(world.size())
-    return cores_of(*np.moveaxis(seen, -1, 0))
-
-
-def cores_of(moments: NDArray[np.float64], own: NDArray[np.float64]) -> float:
-    """Return on how many cores ranks compute, from moments between pieces of computation (ranks, rounds, pieces) and the
-    time that their threads had computed by then.
-
-    What all of them do while every one computes, whoever had a core meanwhile, is what the cores do in that time.
-    """
-    begin, end = moments[:, :, 0].max(axis=0), moments[:, :, -1].min(axis=0)
-    if not (end > begin).any():  # all of them never did
-        begin, end = moments[:, :, 0].min(axis=0), moments[:, :, -1].max(axis=0)
-    done = [
-        np.diff(np.interp((begin[turn], end[turn]), moments[rank, turn], own[rank, turn]))
-        for turn in np.flatnonzero(end > begin)
-        for rank in range(len(moments))
-    ]
-    return float(np.sum(done) / np.sum(np.maximum(end - begin, 0.0)))

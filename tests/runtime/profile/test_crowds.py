@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwright.runtime.profile.hosts import cores_of
+from shardwright.runtime.profile.crowds import cores_of, waited
 
 
 def one_round(
@@ -42,3 +42,23 @@ def test_rounds_in_which_ranks_did_not_meet_tell_nothing() -> None:
     moments = np.stack([np.stack([steps, steps]), np.stack([steps, steps + 100])])
     own = np.stack([np.stack([steps, steps])] * 2)
     assert cores_of(moments, own) == pytest.approx(2.0)
+
+
+def rounds(*each: tuple[float, float, float]) -> list[NDArray[np.float64]]:
+    """Return when messages began, all had computed, and they ended."""
+    return list(np.array(each, dtype=np.float64).T)
+
+
+def test_a_message_that_ends_beneath_computation_waits_for_what_it_took_longer() -> None:
+    assert waited(1.0, *rounds((0.0, 10.0, 4.0), (2.0, 12.0, 6.0))) == pytest.approx(3.0)
+
+
+def test_what_was_left_when_all_had_computed_took_as_long_as_alone() -> None:
+    """A quarter of it was done in four seconds: all of it would have taken sixteen."""
+    assert waited(1.0, *rounds((0.0, 4.0, 4.75))) == pytest.approx(3.0 * 5)
+
+
+def test_what_came_nowhere_goes_at_the_least_pace_and_what_is_not_slowed_does_not_wait() -> None:
+    assert waited(1.0, *rounds((0.0, 4.0, 5.5))) == pytest.approx(49.0)
+    assert waited(1.0, *rounds((0.0, 4.0, 0.9))) == 0.0
+    assert waited(1.0, *rounds((5.0, 4.0, 6.0))) == 0.0
