@@ -36,8 +36,9 @@ def test_each_resource_waits_as_a_message_of_its_group_was_seen_to() -> None:
     for seed, seconds in (
         (Seed(data=4), {0.02}),
         (Seed(data=2, tensor=2), {0.004}),
-        (Seed(data=1, stages=4, num_microbatches=2), {0.004}),
+        (Seed(stages=4, num_microbatches=2), {0.004}),
         (Seed(data=2, stages=2, num_microbatches=2), {0.004}),
+        (Seed(data=2, stages=2, chunks=2, num_microbatches=4, schedule="zb-v"), {0.004}),
     ):
         program = program_of(seed)
         found = waits_for_cores(program, HOSTS, CROWDED)
