@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +18,8 @@ def waits_for_cores(
 ) -> NDArray[np.float64] | None:
     """Return for each resource by how many seconds a message on it takes longer while ranks crowd on cores; None where
     each has one. O(instructions)."""
-    if ranks_of_groups(program).sum() <= table.overhead_map.get("cores", math.inf):
+    cores = table.overhead_map.get("cores")
+    if cores is None or ranks_of_groups(program).sum() <= cores:
         return None
     found = np.zeros(len(program.resource_names))
     for resource, message in one_of_each(program):
