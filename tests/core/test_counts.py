@@ -8,7 +8,7 @@ from shardwright.caching.server import split_address
 from shardwright.core.counts import read_count
 from shardwright.errors import InputError
 from shardwright.files.workers import read_workers
-from shardwright.planner.search.seedplans import read_sizes
+from shardwright.planner.search.asked import read_sizes
 from shardwright.verbs.tracerequest import TraceRequest
 
 # More digits than Python makes a number of, a digit that is no decimal, and zeros before too large a number.

@@ -23,7 +23,7 @@ from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search.named import asked_for
+from shardwright.planner.search.asked import asked_for
 from shardwright.planner.space import ModulePart, Placement, Seed, seed_strategy
 from shardwright.verbs.legality import check_plan
 from tests.laws.damage import damaged, damaged_tree

@@ -21,7 +21,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.schedule import pipeline_order
-from shardwright.planner.search.named import asked_for
+from shardwright.planner.search.asked import asked_for
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.proofs import check
 from shardwright.runtime.capture import capture

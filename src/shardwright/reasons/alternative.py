@@ -20,6 +20,7 @@ from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Shape, global_batch, microbatch_counts
 from shardwright.planner.search.answer import fitting, make_plan
+from shardwright.planner.search.asked import uses
 from shardwright.planner.search.loop import run
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.additive import of_shape
@@ -27,7 +28,6 @@ from shardwright.planner.search.proposers.gradients import merged
 from shardwright.planner.search.proposers.known import asked, seeded
 from shardwright.planner.search.proposers.shortlist import shortlist
 from shardwright.planner.search.search import How, begun
-from shardwright.planner.search.seedplans import uses
 from shardwright.planner.space import Seed
 
 

@@ -15,7 +15,8 @@ from shardwright.planner.judge.evaluate import evaluate, evaluate_program, price
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.schedule import most_bytes, order_of
-from shardwright.planner.search.named import as_strategy, asked_for
+from shardwright.planner.search.asked import asked_for
+from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, residual
 

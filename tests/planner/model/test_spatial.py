@@ -15,7 +15,8 @@ from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.search import Limits, Training, search
-from shardwright.planner.search.named import asked_for, least_seconds, named_strategies
+from shardwright.planner.search.asked import asked_for
+from shardwright.planner.search.named import least_seconds, named_strategies
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from tests.planner.search.models import cluster, images, mlp
 

@@ -13,7 +13,8 @@ from shardwright.files.planfile import read_graph
 from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, search
-from shardwright.planner.search.named import asked_for, grid_strategies, least_seconds
+from shardwright.planner.search.asked import asked_for
+from shardwright.planner.search.named import grid_strategies, least_seconds
 from shardwright.planner.space import ModulePart, Placement, Seed
 from tests.planner.search.models import cluster, images, residual
 

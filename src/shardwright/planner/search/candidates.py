@@ -8,8 +8,10 @@ the limit is just met.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,66 +252,54 @@ def _from_hull(
     problem: Problem, arrangement: Arrangement, view: Elimination, found: Hull, limit: float,
     mixes: bool,
 ) -> Iterator[Candidate]:  # fmt: skip
-    pieces = [problem.per_block(point.assignment) for point in found.points]
-    for point, columns in zip(found.points, pieces, strict=True):
-        yield from _cut(problem, arrangement, [(point.assignment, columns)], 0, limit)
-    for i in range(len(pieces) - 1 if mixes else 0):
-        fast = (found.points[i].assignment, pieces[i])
-        small = (found.points[i + 1].assignment, pieces[i + 1])
-        yield from _mix(problem, arrangement, [fast, small], limit)
+    yield from from_points(problem, arrangement, found.points, limit)
+    for fast, small in pairwise(found.points) if mixes else ():
+        yield from _mix(problem, arrangement, fast.assignment, small.assignment, limit)
     near = nearest_within(view, found, limit) if problem.is_wide else None
     yield from from_points(problem, arrangement, [near] if near else [], limit)
 
 
 def from_points(
-    problem: Problem, arrangement: Arrangement, points: list[Point], limit: float
+    problem: Problem, arrangement: Arrangement, points: Iterable[Point], limit: float
 ) -> Iterator[Candidate]:
     """Yield the candidates of some points of an arrangement, whatever they were found by."""
+    blocks = len(problem.context.facts.ties.ranges)
     for point in points:
-        columns = problem.per_block(point.assignment)
-        yield from _cut(problem, arrangement, [(point.assignment, columns)], 0, limit)
-
-
-Choice = tuple[Assignment, NDArray[np.float64]]
+        yield from _cut(problem, arrangement, (point.assignment,) * blocks, limit)
 
 
 def _mix(
-    problem: Problem, arrangement: Arrangement, ends: list[Choice], limit: float
+    problem: Problem, arrangement: Arrangement, fast: Assignment, small: Assignment, limit: float
 ) -> Iterator[Candidate]:
-    """Use the smaller point in as few leading blocks as fit the limit, if neither end does it."""
-    count = ends[0][1].shape[1]
+    """Use the smaller assignment in as few leading blocks as fit the limit, if neither end does it."""
+    count = len(problem.context.facts.ties.ranges)
+
+    def led(lead: int) -> list[Candidate]:
+        assignments = (small,) * lead + (fast,) * (count - lead)
+        return list(_cut(problem, arrangement, assignments, limit))
 
     def fits(lead: int) -> bool:
-        return any(c.bytes <= limit for c in _cut(problem, arrangement, ends, lead, limit))
+        return any(one.bytes <= limit for one in led(lead))
 
     if fits(0) or not fits(count):
         return
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    if high < count:
-        yield from _cut(problem, arrangement, ends, high, limit)
+    fewest = bisect_left(range(count), True, key=fits)
+    if fewest < count:
+        yield from led(fewest)
 
 
 def _cut(
-    problem: Problem, arrangement: Arrangement, ends: list[Choice], lead: int, limit: float
+    problem: Problem, arrangement: Arrangement, assignments: tuple[Assignment, ...], limit: float
 ) -> Iterator[Candidate]:
-    """Cut the blocks into stages, with and without the limit; ``lead`` blocks use the last end."""
-    count = ends[0][1].shape[1]
-    columns = np.concatenate([ends[-1][1][:, :lead], ends[0][1][:, lead:]], axis=1)
-    assignments = (ends[-1][0],) * lead + (ends[0][0],) * (count - lead)
-    transfer = transfers(problem, arrangement, assignments)
+    """Cut the blocks into stages, with and without the limit."""
     p, m = arrangement.stages, arrangement.microbatches
-    least = exposed_share(problem.context, len(problem.mesh.sizes))
-    ranked = chain(columns, transfer, *exposed(columns, least))
+    ranked, hidden = chains(problem, arrangement, assignments)
     seen: set[tuple[int, ...]] = set()
     for ceiling in (math.inf, limit) if p > 1 else (math.inf,):
         cut = partition(ranked, p, m, arrangement.schedule, ceiling)
         if cut is None or cut.starts in seen:
             continue
         seen.add(cut.starts)
-        hidden = chain(columns, transfer * 0, least, least)
         yield Candidate(
             arrangement=arrangement,
             problem=problem,
@@ -321,7 +311,21 @@ def _cut(
         )
 
 
-def exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
+def chains(
+    problem: Problem, arrangement: Arrangement, assignments: tuple[Assignment, ...]
+) -> tuple[Chain, Chain]:
+    """Return the blocks of a pipeline as cuts rank them, and with all hidden that can be."""
+    pieces = {one: problem.per_block(one) for one in dict.fromkeys(assignments)}
+    columns = np.stack([pieces[one][:, block] for block, one in enumerate(assignments)], axis=1)
+    transfer = _transfers(problem, arrangement, assignments)
+    least = exposed_share(problem.context, len(problem.mesh.sizes))
+    return (
+        _chain(columns, transfer, *_exposed(columns, least)),
+        _chain(columns, transfer * 0, least, least),
+    )
+
+
+def _exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
     """Estimate which shares of gathers and of gradient synchronisation computation cannot hide.
 
     Gathers hide behind the microbatch they serve, gradients behind the last one's backward: two products of three.
@@ -335,10 +339,10 @@ def exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
     )
 
 
-def chain(
+def _chain(
     columns: NDArray[np.float64], transfer: NDArray[np.float64], exposed: float, synced: float
 ) -> Chain:
-    """Return the chain of blocks which the partition cuts."""
+    """Return the chain of blocks which the partition cuts, of such columns block by block."""
     return Chain(
         seconds=columns[EACH] + exposed * columns[GATHER],
         once=columns[ONCE] + synced * columns[SYNC],
@@ -349,7 +353,7 @@ def chain(
     )
 
 
-def transfers(
+def _transfers(
     problem: Problem, arrangement: Arrangement, assignments: tuple[Assignment, ...]
 ) -> NDArray[np.float64]:
     """Return, per block, the seconds of receiving what crosses into it if a stage begins there."""

@@ -66,7 +66,7 @@ class How(TypedDict, total=False):
 
 class Asked(How, total=False):
     """What is wanted besides: ``goal`` (``FASTEST``), or ``seed_plan``, the one strategy wanted, by name
-    (``cube``, ``summa:2x2``; see ``seedplans.SEED_PLANS``) or as it is: then nothing is searched. ``seed`` is
+    (``cube``, ``summa:2x2``; see ``asked.SEED_PLANS``) or as it is: then nothing is searched. ``seed`` is
     recorded in the plans: this search is deterministic and draws no random numbers.
     """
 

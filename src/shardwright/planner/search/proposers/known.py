@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from shardwright.core.strategy import Strategy
+from shardwright.planner.search.asked import asked_for
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.named import (
     Named,
     as_strategy,
-    asked_for,
     grid_strategies,
     least_seconds,
     named_strategies,

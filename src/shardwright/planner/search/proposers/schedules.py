@@ -18,11 +18,8 @@ from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.partition import Chain, measure, partition
 from shardwright.planner.search.candidates import (
     Candidate,
-    chain,
-    exposed,
-    exposed_share,
+    chains,
     to_strategy,
-    transfers,
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
@@ -61,9 +58,9 @@ def schedules(pool: Pool) -> Proposals:
 
 
 def _whole(pool: Pool, candidate: Candidate) -> Proposals:
-    chains = chains_of(candidate)
+    blocks = chains_of(candidate)
     for order in ORDERS:
-        other = reordered(candidate, chains, order)
+        other = reordered(candidate, blocks, order)
         if other is None:
             continue
         is_gain = other.seconds < candidate.seconds * (1 - pool.same)
@@ -96,10 +93,10 @@ def _fastest_open(pool: Pool) -> list[Candidate]:
 
 def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
     """Return a pipeline in so many chunks a device, twice two at least, as each doubling promises a gain."""
-    found, chunks, chains = None, 4, chains_of(candidate)
-    best = reordered(candidate, chains, "interleaved")
+    found, chunks, blocks = None, 4, chains_of(candidate)
+    best = reordered(candidate, blocks, "interleaved")
     while best is not None:
-        more = reordered(candidate, chains, "interleaved", chunks)
+        more = reordered(candidate, blocks, "interleaved", chunks)
         if more is None or more.seconds >= best.seconds * (1 - same):
             break
         found, best, chunks = more, more, 2 * chunks
@@ -107,9 +104,9 @@ def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
 
 
 def _where_faster(pool: Pool, candidate: Candidate, orders: Iterable[NamedSchedule]) -> Proposals:
-    chains = chains_of(candidate)
+    blocks = chains_of(candidate)
     for order in orders:
-        other = reordered(candidate, chains, order)
+        other = reordered(candidate, blocks, order)
         if other is not None and other.seconds < pool.fastest * (1 - pool.apart):
             yield Proposal(other.least_seconds, partial(_if_faster, pool, other))
 
@@ -140,22 +137,13 @@ def _in_time(pool: Pool, found: Evaluation) -> Evaluation:
 
 def chains_of(candidate: Candidate) -> tuple[Chain, Chain]:
     """Return a pipeline's blocks as cuts rank them, and with all hidden that can be."""
-    problem, arrangement = candidate.problem, candidate.arrangement
-    pieces = {one: problem.per_block(one) for one in set(candidate.assignments)}
-    columns = np.stack(
-        [pieces[one][:, block] for block, one in enumerate(candidate.assignments)], axis=1
-    )
-    transfer = transfers(problem, arrangement, candidate.assignments)
-    least = exposed_share(problem.context, len(problem.mesh.sizes))
-    problem.forget_terms()
-    return (
-        chain(columns, transfer, *exposed(columns, least)),
-        chain(columns, transfer * 0, least, least),
-    )
+    found = chains(candidate.problem, candidate.arrangement, candidate.assignments)
+    candidate.problem.forget_terms()
+    return found
 
 
 def reordered(
-    candidate: Candidate, chains: tuple[Chain, Chain], schedule: ScheduleName, chunks: int = 2
+    candidate: Candidate, blocks: tuple[Chain, Chain], schedule: ScheduleName, chunks: int = 2
 ) -> Candidate | None:
     """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.
 
@@ -164,7 +152,7 @@ def reordered(
     and waits for the first microbatch and the last so many times less. Where backwards are split, transfers hide at
     best too. ``least_seconds`` is what one device has to do: T >= m t + once, whatever the order.
     """
-    arrangement, (ranked, hidden) = candidate.arrangement, chains
+    arrangement, (ranked, hidden) = candidate.arrangement, blocks
     other = replace(arrangement, schedule=schedule)
     if schedule == "gpipe":
         return replace(candidate, arrangement=other)

@@ -14,6 +14,7 @@ from shardwright.planner.model.arrangements import SMALL_GRAPH, Arrangement
 from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.proposers.smallest import until_one_fits
 from shardwright.planner.search.steering import CLOSE, FEW, SAME
 from shardwright.planner.solve.frontier import falling
 
@@ -32,10 +33,7 @@ def shortlist(pool: Pool) -> Proposals:
         part = (number + 1) / (len(promising) + len(lean))
         pool.tell(0.7 + 0.2 * part, "simulating")
     yield from _corrected(pool)
-    for candidate in sorted(pool.candidates, key=lambda c: c.bytes)[: pool.count]:
-        if pool.fitting:
-            return
-        yield Proposal(0.0, partial(pool.try_candidate, candidate))
+    yield from until_one_fits(pool, pool.candidates)
 
 
 def _fastest_unlike(pool: Pool, count: int) -> list[Candidate]:
