@@ -59,7 +59,7 @@ def candidates() -> list[Candidate]:
     found: list[Candidate] = []
     for stages, data, outer, tensor, m in shapes:
         one = Arrangement(stages=stages, data=data, outer=outer, tensor=tensor, microbatches=m)
-        found += explore(context(), one, math.inf, math.inf, 0.0).candidates
+        found += explore(context(), one, math.inf, enough=(0.0, 0.0)).candidates
     return found
 
 

@@ -160,7 +160,7 @@ class Rivalry:
     def _explore(self, arrangement: Arrangement) -> tuple[Candidate, ...]:
         context, room = self.pool.context, self.pool.room
         try:
-            found = explore(context, arrangement, room, math.inf, 0.0).candidates
+            found = explore(context, arrangement, room, enough=(0.0, 0.0)).candidates
         except (InputError, ValueError):  # too wide for the exact search, or illegal
             return ()
         self._explored += found

@@ -44,7 +44,7 @@ def pipeline(where, microbatches: int) -> tuple[Context, Candidate]:
     """The fastest pipeline of two stages in the additive model."""
     context = Context.of(GRAPH, where, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=microbatches)
-    found = explore(context, arrangement, math.inf, math.inf, math.inf).candidates
+    found = explore(context, arrangement, math.inf).candidates
     return context, min(found, key=lambda candidate: candidate.seconds)
 
 
@@ -92,7 +92,7 @@ def test_a_pipeline_of_too_few_blocks_is_not_interleaved() -> None:
     graph = residual(batch=8, width=16, depth=1)
     context = Context.of(graph, NEAR, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=4)
-    found = explore(context, arrangement, math.inf, math.inf, math.inf).candidates
+    found = explore(context, arrangement, math.inf).candidates
     blocks = len(context.facts.ties.ranges)
     assert (reordered(found[0], chains_of(found[0]), "interleaved") is None) == (blocks < 4)
 
@@ -151,7 +151,7 @@ def test_what_an_arrangement_takes_at_least_is_true_of_every_cut(chunks: int) ->
     """Of whole stages and of chunks, in every order without a split backward, by brute force."""
     context = Context.of(residual(batch=8, width=64, depth=5), NEAR, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
-    explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+    explored = explore(context, arrangement, math.inf)
     judge, least = Incremental(context).evaluate, explored.bound.seconds(chunks)
     blocks = len(context.facts.ties.ranges)
     orders: tuple[NamedSchedule, ...] = ("interleaved", "looped-bfs")
@@ -171,7 +171,7 @@ def test_what_devices_must_keep_bounds_every_cut_into_chunks_that_fits() -> None
     """Within tight and wide limits, by brute force over orders, cuts and what runs again."""
     context = Context.of(residual(batch=4096, width=64, depth=4), NEAR, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
-    explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+    explored = explore(context, arrangement, math.inf)
     blocks = len(context.facts.ties.ranges)
     judge, found = Incremental(context).evaluate, list[tuple[float, float]]()
     for candidate in explored.candidates:
@@ -192,7 +192,7 @@ def test_what_devices_must_keep_bounds_every_cut_into_chunks_that_fits() -> None
         if least < math.inf:  # no more is proved than is useful
             some = least_looped(problem, arrangement, 2, limit, (0.0, 0.9 * least))
             assert 0.9 * least <= some <= least * (1 + 1e-9)
-        loose = explore(context, arrangement, limit, math.inf, math.inf).bound
+        loose = explore(context, arrangement, limit).bound
         rises += least > 1.01 * loose.seconds(2)
     assert rises
 
@@ -217,7 +217,7 @@ def test_what_is_proved_of_chunks_does_not_depend_on_the_unit_of_time() -> None:
     """The solver of linear programs refuses factors below 1e-9, and such come of fast devices."""
     context = Context.of(residual(batch=4096, width=64, depth=4), NEAR, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
-    explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+    explored = explore(context, arrangement, math.inf)
     limit = min(one.bytes for one in explored.candidates)
     least, scaled = (
         least_looped(kind.of(context, arrangement.mesh(0), 2), arrangement, 2, limit)
@@ -239,7 +239,7 @@ def test_no_order_or_cut_of_a_small_pipeline_beats_the_devices_own_work() -> Non
     count = 0
     for microbatches in (2, 4, 16):
         arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=microbatches)
-        explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+        explored = explore(context, arrangement, math.inf)
         least = explored.bound.own
         assert least > context.prices.serial_seconds / 2
         for found in explored.candidates:

@@ -210,7 +210,7 @@ def test_on_one_device_the_additive_model_is_the_simulation() -> None:
     context = Context.of(graph, where, CostTable(), Training())
     arrangement = Arrangement(stages=1, data=1, tensor=1, microbatches=1)
     fastest = min(
-        explore(context, arrangement, math.inf, math.inf, math.inf).candidates,
+        explore(context, arrangement, math.inf).candidates,
         key=lambda c: c.seconds,
     )
     best = search(graph, where, CostTable(), limits=FEW).best
@@ -276,7 +276,7 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
         simulated(graph, replace(best, strategy=to_strategy(context, candidate)), where)[0]
         for shape in shapes(context, 16)
         for arrangement in shape.arrangements[:2]
-        for candidate in explore(context, arrangement, math.inf, math.inf, math.inf).candidates
+        for candidate in explore(context, arrangement, math.inf).candidates
     ]
     assert best.predicted.step_seconds < 0.85 * min(beside_data)
     weights = [p for t, p in zip(graph.parameters, best.strategy.parameters, strict=True)

@@ -154,6 +154,9 @@ class Bounds:
     def __iter__(self) -> Iterator[Least]:
         return iter(self._known.values())
 
+    def __contains__(self, arrangement: Arrangement) -> bool:
+        return arrangement in self._known
+
     def note(self, one: Least) -> None:
         """Learn a bound of an arrangement; all that is known of it is true."""
         before = self._known.get(one.arrangement, one)

@@ -93,23 +93,17 @@ def channels(num_axes: int) -> int:
     return 2**num_axes - 1
 
 
-def explore(
-    context: Context, arrangement: Arrangement, limit: float, best: float, enough: float
-) -> Explored:
-    """Solve one arrangement.
-
-    ``best`` is the fastest step known so far and ``enough`` what sets no new bound; both only save work: a
-    bound of the arrangement above ``enough`` need not be tight, and one above ``best`` ends it.
-    """
-    return solve(Problem.of(context, arrangement.mesh(0), arrangement.microbatches), arrangement,
-                 limit, (best, best), (enough, enough))  # fmt: skip
-
-
 def least_even(context: Context, arrangement: Arrangement, enough: float) -> float:
     """Bound an arrangement's step from below by the operators' seconds alone, as well as ``enough`` asks
     for, before anything is solved."""
     rounds = least_rounds(arrangement.stages, arrangement.microbatches, arrangement.schedule)
     return work_alone(context, arrangement.mesh(0), arrangement.microbatches, rounds, enough)
+
+
+def least_work(problem: Problem, rounds: tuple[float, float]) -> float:
+    """Bound an arrangement's step from below by the operators' seconds alone, without tables."""
+    each, once = problem.least_work
+    return rounds[0] * each + rounds[1] * once
 
 
 def least_of(context: Context, arrangement: Arrangement, whole: float, own: float = 0.0) -> Least:
@@ -121,26 +115,23 @@ def least_of(context: Context, arrangement: Arrangement, whole: float, own: floa
     return Least(arrangement=arrangement, blocks=blocks, whole=whole, own=own)
 
 
-def least_work(problem: Problem, rounds: tuple[float, float]) -> float:
-    """Bound an arrangement's step from below by the operators' seconds alone, without tables."""
-    each, once = problem.least_work
-    return rounds[0] * each + rounds[1] * once
-
-
-def solve(
-    problem: Problem, arrangement: Arrangement, limit: float, known: tuple[float, float],
-    enough: tuple[float, float], stopped: Callable[[], bool] = lambda: False,
+def explore(
+    context: Context, arrangement: Arrangement, limit: float,
+    known: tuple[float, float] = (math.inf, math.inf),
+    enough: tuple[float, float] = (math.inf, math.inf),
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Explored:  # fmt: skip
-    """Solve one arrangement, given its problem; see ``explore``.
+    """Solve one arrangement. Raises InputError where its graph is too wide.
 
-    ``known`` are the fastest step simulated and the fastest promised so far, ``enough`` is what its whole
-    stages, and what its devices' own work, need not take for more than to set no new bound. Once ``stopped``
-    it makes do with what it has.
+    What is known saves work: of the fastest steps simulated and promised so far, ``known``, the first ends an arrangement
+    whose bound lies above it; ``enough`` is what its whole stages, and what its devices' own work, need not take for more
+    than to set no new bound, so no more is proved. Once ``stopped`` it makes do with what it has.
     """
+    problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)
     best, promised = known
-    least = exposed_share(problem.context, len(problem.mesh.sizes))
+    least = exposed_share(context, len(problem.mesh.sizes))
     found: dict[tuple[object, ...], Candidate] = {}
-    bound, fastest, is_free = least_of(problem.context, arrangement, math.inf), math.inf, False
+    bound, fastest, is_free = least_of(context, arrangement, math.inf), math.inf, False
     # Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
     weighings = ((HIDDEN, HIDDEN), (1.0, HIDDEN), (1.0, 1.0))
     for hidden, synced in weighings[: 1 if problem.is_wide else None]:
@@ -188,17 +179,17 @@ def _relaxed(
 ) -> Least:
     """Bound what an arrangement takes, as well as is asked for: the devices' own work where whole stages alone
     might set a new bound. Once ``stopped`` their work alone bounds it."""
-    p, m = arrangement.stages, arrangement.microbatches
-    price = curve.price(limit) if curve.points else 0.0
+    context, p, m = problem.context, arrangement.stages, arrangement.microbatches
     whole, own = least_rounds(p, m, arrangement.schedule), own_rounds(p, m)
     if not curve.points:
         seconds = max(least_work(problem, whole), enough[0])
-        return least_of(problem.context, arrangement, seconds, enough[1])
+        return least_of(context, arrangement, seconds, enough[1])
+    price = curve.price(limit)
     seconds = _relaxed_bound(problem, arrangement, whole, price, limit, enough[0], stopped)
     if seconds >= enough[0] or whole == own:
-        return least_of(problem.context, arrangement, seconds)
+        return least_of(context, arrangement, seconds)
     busy = _relaxed_bound(problem, arrangement, own, price, limit, enough[1], stopped)
-    return least_of(problem.context, arrangement, seconds, busy)
+    return least_of(context, arrangement, seconds, busy)
 
 
 def _relaxed_bound(
@@ -221,12 +212,10 @@ def _relaxed_bound(
         problem.elimination(bound_weights(problem, arrangement, rounds, mean)) for mean in means
     ]
     for view in views:
-        if stopped():
+        if best >= enough or stopped():
             return best
         found = view.solve(np.array([[1.0, price]]), stopped)
         best = max(best, float(found.values[0]) - price * limit)
-        if best >= enough:
-            return best
     for view in views:
         if best >= enough or stopped():
             break

@@ -16,14 +16,13 @@ from shardwright.planner.model.arrangements import (
     free_axes,
     shapes,
 )
-from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.bounds import Least, least_rounds
 from shardwright.planner.search.candidates import (
     Candidate,
+    explore,
     least_even,
     least_of,
     least_work,
-    solve,
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
@@ -78,7 +77,6 @@ class Solver:
         self.is_beaten = False
         self._promised = math.inf
         self._smallest: dict[Arrangement, float] = {}
-        self._noted: set[Arrangement] = set()  # those whose bound the pool knows
 
     def best_first(self, plans: Iterable[Shape], part: tuple[int, int]) -> Proposals:
         """Propose to solve shapes, the promising and simple ones first."""
@@ -91,8 +89,8 @@ class Solver:
             if self._smallest.get(replace(arrangement, microbatches=1)) == math.inf:
                 continue
             yield Proposal(rough / slack, partial(self._solve_unless, arrangement, slack))
-            if arrangement not in self._noted:  # whole stages are too slow; chunks may not be
-                self._note(arrangement, self._least(arrangement, slack))
+            if arrangement not in pool.bounds:  # whole stages are too slow; chunks may not be
+                pool.bounds.note(self._least(arrangement, slack))
             share = (part[0] + (number + 1) / len(every)) / part[1]
             text = f"{arrangement.num_devices} devices, {arrangement.stages} stages"
             pool.tell(0.1 + 0.6 * share, text)
@@ -120,7 +118,7 @@ class Solver:
         """Solve an arrangement unless the operators' seconds alone make it too slow."""
         least = self._least(arrangement, slack)
         if least.whole >= slack * self.pool.fastest:
-            self._note(arrangement, least)
+            self.pool.bounds.note(least)
             if arrangement.stages == 1:  # more microbatches are no less work
                 self._smallest[replace(arrangement, microbatches=1)] = math.inf
             return None
@@ -138,10 +136,6 @@ class Solver:
     def _enough(self, arrangement: Arrangement) -> tuple[float, float]:
         """Return what sets no new bound: see ``Bounds.enough``."""
         return self.pool.bounds.enough(least_of(self.pool.context, arrangement, 0.0))
-
-    def _note(self, arrangement: Arrangement, least: Least) -> None:
-        self._noted.add(arrangement)
-        self.pool.bounds.note(least)
 
     def _try_best(self, candidates: Sequence[Candidate]) -> Evaluation | None:
         """Simulate the fastest candidate that fits if it promises more than any before."""
@@ -165,18 +159,16 @@ class Solver:
         before = self._smallest.get(shape, 0.0)
         if before == math.inf:
             return None
-        problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
-        known = (pool.fastest, self._promised)
+        known, enough = (pool.fastest, self._promised), self._enough(arrangement)
         try:
-            enough = self._enough(arrangement)
-            found = solve(problem, arrangement, pool.room, known, enough, pool.stopped)
+            found = explore(pool.context, arrangement, pool.room, known, enough, pool.stopped)
         except InputError as error:
             pool.refused.append(f"{arrangement}: {error}")
             self.is_beaten = True
             self._smallest[shape] = math.inf
             return None
         pool.candidates += found.candidates
-        self._note(arrangement, found.bound)
+        pool.bounds.note(found.bound)
         evaluation = self._try_best(found.candidates)
         if arrangement.stages == 1:
             least = min((c.bytes for c in found.candidates), default=math.inf)
@@ -206,11 +198,10 @@ def _cheaper(pool: Pool, plans: list[Shape]) -> list[Shape]:
 def _least_flat(pool: Pool, count: int) -> float:
     """Return the seconds of the operators alone in the best arrangement of so many devices without
     stages, those of an even split where there is none."""
-    flat = (c for c in pool.candidates if c.arrangement.stages == 1)
     works = (
-        least_work(c.problem, least_rounds(1, c.arrangement.microbatches))
-        for c in flat
-        if c.arrangement.num_devices == count
+        least_work(one.problem, least_rounds(1, one.arrangement.microbatches))
+        for one in pool.candidates
+        if one.arrangement.stages == 1 and one.arrangement.num_devices == count
     )
     return min(works, default=pool.even_split(count))
 

@@ -111,7 +111,7 @@ def _corrected(pool: Pool) -> Proposals:
 def _solved_again(pool: Pool, arrangement: Arrangement, room: float) -> Evaluation | None:
     """Try what is best in so much room, unless it is slower than the fastest if it promises as much too little,
     or too much, as what was tried of its arrangement did."""
-    again = explore(pool.context, arrangement, room, math.inf, 0.0).candidates
+    again = explore(pool.context, arrangement, room, enough=(0.0, 0.0)).candidates
     best = min(again, key=lambda c: (c.bytes > room, c.seconds, c.bytes), default=None)
     if best is None or best.bytes > room or best.least_seconds >= pool.fastest:
         return None

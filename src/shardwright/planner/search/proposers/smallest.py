@@ -35,6 +35,6 @@ def until_one_fits(pool: Pool, found: list[Candidate]) -> Proposals:
 def ends(pool: Pool, arrangement: Arrangement) -> tuple[Candidate, ...]:
     """Return both ends of a hull: nothing is fast enough to be worth more."""
     try:
-        return explore(pool.context, arrangement, pool.room, 0.0, 0.0).candidates
+        return explore(pool.context, arrangement, pool.room, (0.0, 0.0), (0.0, 0.0)).candidates
     except (InputError, ValueError):  # too wide for the exact search, or illegal
         return ()
