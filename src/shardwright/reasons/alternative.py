@@ -21,11 +21,12 @@ from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Shape, global_batch, microbatch_counts
 from shardwright.planner.search.answer import fitting, make_plan
 from shardwright.planner.search.asked import uses
-from shardwright.planner.search.loop import run
+from shardwright.planner.search.loop import Proposal, Proposals, run
+from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.additive import of_shape
 from shardwright.planner.search.proposers.gradients import merged
-from shardwright.planner.search.proposers.known import asked, seeded
+from shardwright.planner.search.proposers.known import asked
 from shardwright.planner.search.proposers.shortlist import shortlist
 from shardwright.planner.search.search import How, begun
 from shardwright.planner.space import Seed
@@ -153,4 +154,13 @@ def _judge_degrees(pool: Pool, wish: Wish) -> None:
         )
         for count in counts
     ]  # fmt: skip
-    run(pool, partial(seeded, seeds))
+    run(pool, partial(_seeded, seeds))
+
+
+def _seeded(seeds: list[Seed], pool: Pool) -> Proposals:
+    """Propose named strategies until one fits, whatever they promise."""
+    for seed in seeds:
+        made = partial(as_strategy, pool.context, seed)
+        found = yield Proposal(0.0, partial(pool.try_made, seed.label, made))
+        if found is not None and found.bytes <= pool.limit:
+            return

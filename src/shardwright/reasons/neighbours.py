@@ -14,12 +14,12 @@ from shardwright.core.explanation import Decision, ShadowPrice
 from shardwright.core.schedules import NamedSchedule
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.model.arrangements import Arrangement, microbatch_counts
 from shardwright.planner.model.context import Context
 from shardwright.planner.remember import remembered
 from shardwright.planner.search.answer import GIB
-from shardwright.planner.search.candidates import Candidate, explore
+from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import FEW
 
@@ -178,4 +178,13 @@ class Rivalry:
 
     @remembered
     def _judged(self, candidate: Candidate) -> Evaluation | None:
-        return self.pool.judged_like(self.strategy, candidate)
+        return judged_like(self.pool, self.strategy, candidate)
+
+
+def judged_like(pool: Pool, model: Strategy, candidate: Candidate) -> Evaluation | None:
+    """Simulate a candidate, its gradients merged if those of another strategy are."""
+    strategy = to_strategy(pool.context, candidate)
+    found = pool.judged(strategy, candidate.least_seconds)
+    if found is None or not model.gradient_sync.is_merged:
+        return found
+    return merge(pool.context, found, pool.evaluator.run)

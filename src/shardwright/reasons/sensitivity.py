@@ -28,6 +28,7 @@ from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import TOLERANCE, hull, slope
 from shardwright.reasons.decode import Decoded
 from shardwright.reasons.marginals import min_marginals
+from shardwright.reasons.neighbours import judged_like
 
 # Operators without parameters are listed if their own work is this share of all, parameters if all
 # of one sort have this share of the largest one's elements.
@@ -246,4 +247,4 @@ def _simulated(pool: Pool, prices: Priced, assignment: tuple[int, ...]) -> Evalu
         least_seconds=math.nan,
         bytes=math.nan,
     )
-    return pool.judged_like(prices.strategy, candidate)
+    return judged_like(pool, prices.strategy, candidate)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate, merge
+from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.judge.ties import half_width_between
 from shardwright.planner.model.arrangements import Arrangement
@@ -105,19 +105,20 @@ class Pool:
             self.refused.append(f"{strategy.label}: {error}")
             return None
 
-    def judged_like(self, model: Strategy, candidate: Candidate) -> Evaluation | None:
-        """Simulate a candidate, its gradients merged if those of another strategy are."""
-        found = self.judged(to_strategy(self.context, candidate), candidate.least_seconds)
-        if found is None or not model.gradient_sync.is_merged:
-            return found
-        return merge(self.context, found, self.evaluator.run)
-
     def try_out(self, strategy: Strategy, least_seconds: float = math.nan) -> Evaluation | None:
         """Simulate a strategy and keep the evaluation; None where it is illegal."""
         evaluation = self.judged(strategy, least_seconds)
         if evaluation is not None:
             self.evaluations.append(evaluation)
         return evaluation
+
+    def try_made(self, what: str, make: Callable[[], Strategy]) -> Evaluation | None:
+        """Simulate a strategy that is made only now and keep the evaluation; None where it cannot be."""
+        try:
+            return self.try_out(make())
+        except ValueError as error:
+            self.refused.append(f"{what}: {error}")
+            return None
 
     def weigh(self, strategy: Strategy) -> Evaluation | None:
         """Simulate a strategy and keep the evaluation, as ``try_out``; learn what is the same."""

@@ -10,14 +10,13 @@ from shardwright.planner.search.asked import asked_for
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.named import (
     Named,
-    as_strategy,
     grid_strategies,
     least_seconds,
     named_strategies,
 )
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import HOPELESS
-from shardwright.planner.space import Placement, Seed
+from shardwright.planner.space import Placement
 
 
 def known(pool: Pool) -> Proposals:
@@ -33,19 +32,6 @@ def grids(pool: Pool) -> Proposals:
 def asked(wanted: str | Placement, pool: Pool) -> Proposals:
     """Propose the one strategy that was asked for."""
     return _first_that_fit(pool, iter([asked_for(pool.context, wanted)]), is_first=True)
-
-
-def seeded(seeds: list[Seed], pool: Pool) -> Proposals:
-    """Propose named strategies until one fits, whatever they promise."""
-    for seed in seeds:
-        try:
-            strategy = as_strategy(pool.context, seed)
-        except ValueError as error:
-            pool.refused.append(f"{seed.label}: {error}")
-            continue
-        found = yield Proposal(0.0, partial(pool.try_out, strategy))
-        if found is not None and found.bytes <= pool.limit:
-            return
 
 
 def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Proposals:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -34,8 +33,11 @@ def late(pool: Pool) -> Proposals:
     most = min(pool.staleness + 1, pool.context.num_devices)
     for stages in range(2, most + 1):
         for mode in PREDICTED if has_state else STASHED:
-            for strategy in _cut(pool, stages, mode):
-                # Whatever it promises: it may need less memory than any other.
+            # Whatever they promise: they may need less memory than any other.
+            for seed in _cut_by_flops(pool, stages, mode):
+                made = partial(as_strategy, pool.context, seed)
+                yield Proposal(0.0, partial(pool.try_made, seed.label, made))
+            for strategy in _like_synchronous(pool, stages, mode):
                 yield Proposal(0.0, partial(pool.try_out, strategy))
     if pool.staleness:
         for strategy in _double_buffered(pool, most):
@@ -54,28 +56,22 @@ def _double_buffered(pool: Pool, most: int) -> list[Strategy]:
     return [_never_flushed(one, "2bw") for one in found.values()]
 
 
-def _cut(pool: Pool, stages: int, mode: Staleness) -> Iterator[Strategy]:
-    """Yield pipelines of so many stages: of one device each and of all devices, cut by flops, and the fastest
-    synchronous ones of either sort made asynchronous."""
-    for copies, within in _sizes(pool, stages):
-        seed = Seed(stages=stages, data=copies, tensor=within, staleness=mode)
-        try:
-            yield as_strategy(pool.context, seed)
-        except ValueError as error:
-            pool.refused.append(f"{seed.label}: {error}")
-    alike = [one.strategy for one in pool.fitting if _has_stages(one.strategy, stages)]
-    for is_wide in (False, True):
-        like = [one for one in alike if (len(one.devices) > stages) == is_wide]
-        yield from [_never_flushed(one, mode) for one in like[:1]]
-
-
-def _sizes(pool: Pool, stages: int) -> dict[tuple[int, int], None]:
-    """Return by how many data-parallel and tensor-parallel devices a stage may have: one, or an equal share of all."""
+def _cut_by_flops(pool: Pool, stages: int, mode: Staleness) -> list[Seed]:
+    """Return pipelines of so many stages: of one device each, and of an equal share of all, data parallel or as
+    tensor parallel as one host allows."""
     width, rest = divmod(pool.context.num_devices, stages)
-    if rest:
-        return {(1, 1): None}
     near = math.gcd(width, tensor_width(pool.context))
-    return dict.fromkeys([(1, 1), (width, 1), (width // near, near)])
+    sizes = dict.fromkeys([(1, 1)] if rest else [(1, 1), (width, 1), (width // near, near)])
+    return [
+        Seed(stages=stages, data=copies, tensor=within, staleness=mode) for copies, within in sizes
+    ]
+
+
+def _like_synchronous(pool: Pool, stages: int, mode: Staleness) -> list[Strategy]:
+    """Return the fastest synchronous pipelines of so many stages, of one device each and of more, never flushed."""
+    alike = [one.strategy for one in pool.fitting if _has_stages(one.strategy, stages)]
+    found = {len(one.devices) > stages: one for one in reversed(alike)}
+    return [_never_flushed(found[is_wide], mode) for is_wide in sorted(found)]
 
 
 def _has_stages(strategy: Strategy, stages: int) -> bool:

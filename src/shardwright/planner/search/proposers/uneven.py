@@ -75,11 +75,8 @@ def uneven(pool: Pool) -> Proposals:
 
 
 def _try(pool: Pool, cut: Cut) -> Evaluation | None:
-    try:
-        return pool.try_out(to_strategy(pool.context, cut))
-    except ValueError as error:
-        pool.refused.append(f"{len(cut.places) - 1} uneven stages: {error}")
-        return None
+    what = f"{len(cut.places) - 1} uneven stages"
+    return pool.try_made(what, partial(to_strategy, pool.context, cut))
 
 
 def _seconds(pool: Pool, found: Evaluation | None) -> float:
