@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -98,34 +97,42 @@ def _moved(cut: Cut, blocks: int) -> Iterator[Cut]:
 def of_one_kind(context: Context) -> list[Cut]:
     """Return single stages on devices of one kind, the others idle, fastest first: with much slower ones beside them
     some devices are faster alone."""
-    blocks, cluster, found = len(context.graph.blocks), context.cluster, list[Cut]()
-    kinds: dict[int, list[int]] = {}
-    for device in range(context.num_devices):
-        kinds.setdefault(cluster.devices[device].kind, []).append(device)
+    blocks, kinds, found = len(context.graph.blocks), _by_kind(context), list[Cut]()
     for own in kinds.values() if len(kinds) > 1 else ():
         for width in divisors(global_batch(context), len(own)):
-            with suppress(ValueError):
-                seconds = float(_seconds_before(context, own[0], width, 1)[-1])
+            before = _seconds_before(context, own[0], width, 1)
+            if before is not None:
                 places = ((0, 0), (blocks, width))
-                found.append(Cut(tuple(own), places, 1, seconds, seconds))
+                found.append(Cut(tuple(own), places, 1, float(before[-1]), float(before[-1])))
     return sorted(found, key=lambda one: one.seconds)
 
 
 def best_cuts(context: Context, room: float) -> list[Cut]:
     """Return cuts for every number of stages and microbatches, fastest first: those that are best if memory did not
     matter, and those that fit. A second's work at ``BUDGET``; beyond, stages stay equal."""
-    devices, blocks = tuple(range(context.num_devices)), len(context.graph.blocks)
-    kinds = {context.cluster.devices[device].kind for device in devices}
-    if len(kinds) < 2 or blocks * len(devices) ** 2 > BUDGET:
+    devices, kinds = tuple(range(context.num_devices)), _by_kind(context)
+    if len(kinds) < 2 or len(context.graph.blocks) * len(devices) ** 2 > BUDGET:
         return []
     found, kept = dict[Cut, None](), _bytes_before(context)
     for pieces in microbatch_counts(context, 1, 2):
-        known: Known = {}
+        known = {
+            (kind, width): _seconds_before(context, own[0], width, pieces)
+            for kind, own in kinds.items()
+            for width in range(1, len(devices) + 1)
+        }
         for order in (devices, devices[::-1]):
             table = _Table(context, order, pieces, kept, known)
             for limit in (np.inf, room):
                 found |= dict.fromkeys(table.cuts(limit))
     return sorted(found, key=lambda one: one.seconds)
+
+
+def _by_kind(context: Context) -> dict[int, list[int]]:
+    """Return the devices of every kind."""
+    kinds: dict[int, list[int]] = {}
+    for device in range(context.num_devices):
+        kinds.setdefault(context.cluster.devices[device].kind, []).append(device)
+    return kinds
 
 
 def to_strategy(context: Context, cut: Cut) -> Strategy:
@@ -157,12 +164,11 @@ class _Table:
         kept: tuple[Floats, Floats],
         known: Known,
     ) -> None:
-        self.context, self.order, self.pieces = context, order, pieces
+        self.order, self.pieces = order, pieces
         self.blocks, self.count = len(context.graph.blocks), len(order)
         kinds = [context.cluster.devices[device].kind for device in order]
-        self._before = known
         self._seconds = {
-            (first, width): self._slowest(set(kinds[first : first + width]), width)
+            (first, width): _slowest([known[kind, width] for kind in kinds[first : first + width]])
             for first in range(self.count)
             for width in range(1, self.count - first + 1)
         }
@@ -220,29 +226,22 @@ class _Table:
             busy=self.pieces * slowest,
         )
 
-    def _slowest(self, kinds: set[int], width: int) -> Floats | None:
-        """Return what a stage of so many devices takes up to each block, all waiting for the slowest; None where samples
-        do not divide so."""
-        found = [self._seconds_of(kind, width) for kind in kinds]
-        there = [one for one in found if one is not None]
-        return max(there, key=lambda one: one[-1]) if len(there) == len(found) else None
 
-    def _seconds_of(self, kind: int, width: int) -> Floats | None:
-        if (kind, width) not in self._before:
-            device = next(d for d in self.order if self.context.cluster.devices[d].kind == kind)
-            self._before[kind, width] = None
-            with suppress(ValueError):
-                before = _seconds_before(self.context, device, width, self.pieces)
-                self._before[kind, width] = before
-        return self._before[kind, width]
+def _slowest(before: Sequence[Floats | None]) -> Floats | None:
+    """Return what a stage takes up to each block, all its devices waiting for the slowest; None where samples do not
+    divide so."""
+    there = [one for one in before if one is not None]
+    return max(there, key=lambda one: one[-1]) if len(there) == len(before) else None
 
 
-def _seconds_before(context: Context, device: int, width: int, pieces: int) -> Floats:
-    """Return what the blocks before each take of a microbatch on so many devices like one, forward and backward. Raises
-    ValueError where samples do not divide so."""
+def _seconds_before(context: Context, device: int, width: int, pieces: int) -> Floats | None:
+    """Return what the blocks before each take of a microbatch on so many devices like one, forward and backward; None
+    where samples do not divide so."""
     graph, facts, prices = context.graph, context.facts, context.prices
-    seed = Seed(data=width, num_microbatches=pieces)
-    strategy = seed_strategy(graph, seed, facts.samples)
+    try:
+        strategy = seed_strategy(graph, Seed(data=width, num_microbatches=pieces), facts.samples)
+    except ValueError:
+        return None
     rates = prices.shards.rates(device, context.training.precision)
     seconds: list[float] = []
     for index in range(len(graph.operators)):
