@@ -13,7 +13,7 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.limits import Limits, room
 from shardwright.planner.search.named import as_strategy
-from shardwright.planner.search.progress import Progress
+from shardwright.planner.search.pool import Progress
 from shardwright.planner.search.search import (
     begun,
     best_of,

@@ -55,8 +55,8 @@ class Findings:
 def fitting(judged: tuple[Evaluation, ...] | list[Evaluation], limit: float) -> list[Evaluation]:
     """Return the evaluations within a memory limit, fastest first, of equals the fewest devices."""
     return sorted(
-        (j for j in judged if j.bytes <= limit),
-        key=lambda j: (j.seconds, j.bytes, len(j.strategy.devices), j.strategy.label),
+        (one for one in judged if one.bytes <= limit),
+        key=lambda one: (one.seconds, one.bytes, len(one.strategy.devices), one.strategy.label),
     )
 
 
@@ -102,10 +102,14 @@ def named_answer(found: Findings, seed: int, name: str) -> Frontier:
     return Frontier(plans=(plan,), chosen=0)
 
 
+def are_same(one: float, other: float, share: float) -> bool:
+    """Whether two numbers differ by no more than a share of the larger."""
+    return abs(one - other) <= share * max(one, other)
+
+
 def _is_alike(one: Evaluation, other: Evaluation, same: float) -> bool:
     """Whether two plans are the same in time, memory and money."""
-    pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
-    is_near = all(abs(a - b) <= same * max(a, b) for a, b in pairs)
+    is_near = are_same(one.seconds, other.seconds, same) and are_same(one.bytes, other.bytes, same)
     return is_near and is_no_less(one, other, same)
 
 

@@ -8,7 +8,6 @@ time against devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -51,8 +50,3 @@ def device_numbers(cluster: Cluster) -> tuple[int, ...]:
     rounds = [factor << power for factor in (1, 3) for power in range(total.bit_length())]
     numbers = {total, *small, *rounds, *(per_host * number for number in rounds)}
     return tuple(sorted(number for number in numbers if number <= total))
-
-
-def tried_text(numbers: Sequence[int]) -> str:
-    """Write numbers of devices as people read them."""
-    return ", ".join(map(str, numbers))

@@ -37,36 +37,26 @@ def run(pool: Pool, *proposers: Proposer) -> None:
     each proposer waits in the queue: O(log proposers) per trial. Once the caller stops nobody is asked for more,
     which may take as long as a trial, unless nothing was looked at yet.
     """
-    queue, left = _Queue(pool), deque(enumerate(proposers))
-    while (queue.waiting or left) and not _is_over(pool):
-        while left and not (queue.waiting and pool.stopped()):
-            number, proposer = left.popleft()
-            queue.ask(number, proposer(pool), None)
-        if queue.waiting:
-            queue.try_first()
+    waiting: list[tuple[float, int, Trial, Proposals]] = []
+    left = deque(enumerate(proposers))
 
-
-class _Queue:
-    """What was proposed and is to be tried."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self.waiting: list[tuple[float, int, Trial, Proposals]] = []
-
-    def ask(self, number: int, stream: Proposals, found: Evaluation | None) -> None:
+    def ask(number: int, stream: Proposals, found: Evaluation | None) -> None:
         """Tell a proposer what became of its proposal, and ask for the next."""
         try:
             bound, trial = stream.send(found)
         except StopIteration:
             return
-        heapq.heappush(self.waiting, (bound, number, trial, stream))
+        heapq.heappush(waiting, (bound, number, trial, stream))
 
-    def try_first(self) -> None:
-        """Try what promises most."""
-        bound, number, trial, stream = heapq.heappop(self.waiting)
-        found = trial() if bound < self.pool.fastest else None
-        if not _is_over(self.pool):
-            self.ask(number, stream, found)
+    while (waiting or left) and not _is_over(pool):
+        while left and not (waiting and pool.stopped()):
+            number, proposer = left.popleft()
+            ask(number, proposer(pool), None)
+        if waiting:
+            bound, number, trial, stream = heapq.heappop(waiting)
+            found = trial() if bound < pool.fastest else None
+            if not _is_over(pool):
+                ask(number, stream, found)
 
 
 def _is_over(pool: Pool) -> bool:

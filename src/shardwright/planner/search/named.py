@@ -57,9 +57,11 @@ def grid_strategies(context: Context) -> Iterator[Named]:
 
 
 def least_seconds(context: Context, strategy: Strategy) -> float:
-    """Bound a strategy of one stage from below: all operators on their shards, the update, and the
-    activations' messages over the axes that carry most (those over others may overlap them).
+    """Bound a strategy from below: all operators on their shards, the update, and the activations' messages over
+    the axes that carry most (those over others may overlap them); a pipeline as if all work divided evenly.
     """
+    if len(strategy.meshes) > 1:
+        return context.prices.least_serial_seconds / len(strategy.devices)
     sizes, pieces = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches
     seen: set[tuple[object, ...]] = set()
     links: dict[tuple[int, ...], float] = {}

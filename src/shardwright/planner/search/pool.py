@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate
@@ -19,7 +20,6 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.search.answer import Findings, fitting
 from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.candidates import Candidate, to_strategy
-from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.steering import (
     BUDGET,
     CANDIDATES,
@@ -33,6 +33,18 @@ def least(evaluation: Evaluation, unknown: float = 0.0) -> float:
     """Return what a plan could take at best, in seconds, where that is known."""
     seconds = evaluation.least_seconds
     return unknown if math.isnan(seconds) else seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a search is: ``fraction`` of its work, the best step that fits so far (inf before the
+    first), and the bound (0 until it is known).
+    """
+
+    fraction: float
+    best_seconds: float
+    bound_seconds: float
+    text: str
 
 
 class Pool:

@@ -21,12 +21,11 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.bounds import Bounds
-from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
+from shardwright.planner.search.goals import FASTEST, Goal, device_numbers
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.loop import Proposer, run
 from shardwright.planner.search.looped import tighten
-from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.progress import Progress
+from shardwright.planner.search.pool import Pool, Progress
 from shardwright.planner.search.proposers.additive import on_all, on_fewer
 from shardwright.planner.search.proposers.compression import compressed
 from shardwright.planner.search.proposers.gaps import filled
@@ -283,8 +282,12 @@ def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
     if not nearest.fitting:
         return Survey(answer(nearest, seed), nearest)  # raises NoPlan with what is missing
     best = nearest.fitting[0]
-    tried_first = f"tried {tried_text(tried)} devices: "
+    tried_first = f"tried {_listed(tried)} devices: "
     raise late(best.strategy.label, best.seconds, goal.deadline, tried_first)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _because_fewest(frontier: Frontier, goal: Goal, tried: list[int]) -> Frontier:
@@ -294,7 +297,7 @@ def _because_fewest(frontier: Frontier, goal: Goal, tried: list[int]) -> Frontie
     count = len(best.strategy.devices)
     # Where the fastest devices are not the first, a plan may leave the first idle.
     fewest = f"{number}" if count == number else f"{count} of the first {number}"
-    before = f"; {tried_text(tried[:-1])} do not" if tried[:-1] else ""
+    before = f"; {_listed(tried[:-1])} do not" if tried[:-1] else ""
     meets = "fit and meet the deadline" if goal.deadline < math.inf else "fit"
     reason = f"The fewest devices that {meets}: {fewest}{before}. "
     plans[frontier.chosen] = replace(best, reason=reason + best.reason)

@@ -97,14 +97,9 @@ class Space:
 
     def dangling(self, strategy: Strategy, indices: Iterable[int]) -> list[int]:
         """Return those of the operators that pass on partial sums which they do not get."""
-        found: list[int] = []
-        for index in sorted(set(indices)):
-            config = strategy.configs[index]
-            if PLUS in config.dims:
-                arriving = self._arriving(strategy, index, config.mesh)
-                if not _has_sums(config.dims, arriving):
-                    found.append(index)
-        return found
+        configs = strategy.configs
+        passing = (index for index in sorted(set(indices)) if PLUS in configs[index].dims)
+        return [one for one in passing if self.without_sums(strategy, one) != configs[one].dims]
 
     def without_sums(self, strategy: Strategy, index: int) -> Dims:
         """Return an operator's split with the partial sums left out that it does not get."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from shardwright.core.strategy import Strategy
 from shardwright.planner.search.asked import asked_for
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.named import (
@@ -40,7 +39,7 @@ def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Pr
     is_far = False
     for named in every:
         for strategy in (named.many,) if is_far else named:
-            bound = 0.0 if is_first else bound_of(pool, strategy)
+            bound = 0.0 if is_first else least_seconds(pool.context, strategy)
             is_first = False
             trial = pool.try_out if pool.same else pool.weigh
             found = yield Proposal(bound, partial(trial, strategy))
@@ -48,10 +47,3 @@ def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Pr
             if found is None or found.bytes <= pool.limit:
                 break  # more microbatches are no less work
             is_far |= found.bytes > HOPELESS * pool.limit
-
-
-def bound_of(pool: Pool, strategy: Strategy) -> float:
-    """Bound a named strategy's seconds from below."""
-    if len(strategy.meshes) > 1:
-        return pool.even_split(len(strategy.devices))
-    return least_seconds(pool.context, strategy)
