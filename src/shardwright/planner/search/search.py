@@ -269,20 +269,17 @@ def _fastest(session: _Session, loose: _Session) -> Findings:
 
 
 def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
-    tried: list[int] = []
-    nearest: Findings | None = None
+    tried: dict[int, Findings] = {}
     for number, findings in session.each(goal.deadline):
-        tried.append(number)
+        tried[number] = findings
         if findings.fitting and findings.fitting[0].seconds <= goal.deadline:
-            found = _because_fewest(answer(findings, seed, goal), goal, tried)
+            found = _because_fewest(answer(findings, seed, goal), goal, [*tried])
             return Survey(found, findings, goal, seed)
-        if nearest is None or _nearness(findings) <= _nearness(nearest):
-            nearest = findings
-    assert nearest is not None  # one device is always tried
+    nearest = min(reversed(tried.values()), key=_nearness)
     if not nearest.fitting:
         return Survey(answer(nearest, seed), nearest)  # raises NoPlan with what is missing
     best = nearest.fitting[0]
-    tried_first = f"tried {_listed(tried)} devices: "
+    tried_first = f"tried {_listed([*tried])} devices: "
     raise late(best.strategy.label, best.seconds, goal.deadline, tried_first)
 
 

@@ -43,6 +43,11 @@ class _Gap(NamedTuple):
             math.log(self.fast.bytes / self.small.bytes),
         )
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """What makes it this gap."""
+        return self.fast.bytes, self.small.bytes
+
     def holds(self, evaluation: Evaluation) -> bool:
         """Whether a plan narrows the gap."""
         return evaluation.seconds < self.small.seconds and evaluation.bytes < self.fast.bytes
@@ -59,10 +64,10 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
         return
     most = pool.count // 2 if spacing is None else CANDIDATES * pool.count // 2
     wide = math.log1p(CLOSE - 1 if spacing is None else spacing)
-    shift, missed, solved = _shifts(pool), set[_Gap](), set[Arrangement]()
+    shift, missed, solved = _shifts(pool), set[tuple[float, float]](), set[Arrangement]()
     for turn in range(most):
         pool.tell(turn / most, "filling the frontier")
-        gaps = [gap for gap in _gaps(pool, wide) if gap not in missed]
+        gaps = [gap for gap in _gaps(pool, wide) if gap.ends not in missed]
         if not gaps:
             return
         gap = max(gaps, key=lambda gap: gap.width)
@@ -75,7 +80,7 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
         if candidate is not None:
             found = yield Proposal(0.0, partial(pool.try_candidate, candidate))
         if found is None or not gap.holds(found):
-            missed.add(gap)
+            missed.add(gap.ends)
 
 
 def _gaps(pool: Pool, wide: float) -> list[_Gap]:
