@@ -185,11 +185,8 @@ def packing_words(sync: GradientSync) -> str:
     words = list[str](sync.compressors)
     shares = [sync.density, *[share for _, how, share in sync.apart if how in SPARSE]]
     shares = shares[1:] if sync.compressor not in SPARSE else shares
-    ends = (
-        " to ".join(f"{one:g}" for one in dict.fromkeys((min(shares), max(shares))))
-        if shares
-        else ""
-    )
+    low, high = min(shares, default=1.0), max(shares, default=1.0)
+    ends = f"{low:g}" if low == high else f"{low:g} to {high:g}"
     words = [f"{one} of {ends}" if one in SPARSE else one for one in words]
     rest = ", others whole" if sync.compressor == "none" else ""
     return f"summed gradients in {' and '.join(words)}{rest}"

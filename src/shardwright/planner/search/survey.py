@@ -7,7 +7,6 @@ tell apart become one line, the simplest of them, and any other strategy can be 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -198,9 +197,6 @@ class Survey:
     def _simplest(self, evaluation: Evaluation, pool: list[Evaluation]) -> Evaluation:
         """Return the simplest plan that is the same in time, and no worse in memory and money where
         the plan stands on the frontier for these."""
-        return next(self._simpler(evaluation, pool), evaluation)
-
-    def _simpler(self, evaluation: Evaluation, pool: list[Evaluation]) -> Iterator[Evaluation]:
         own = complexity(evaluation.strategy)
         is_fastest = evaluation is pool[0]
         reach = (1 + self._farthest) * evaluation.seconds
@@ -213,7 +209,8 @@ class Survey:
         ]
         for how, _, place in sorted(rivals)[:CANDIDATES]:
             if how < own and self._are_same(pool[place], evaluation):
-                yield pool[place]
+                return pool[place]
+        return evaluation
 
 
 def surveyed(

@@ -25,7 +25,8 @@ def refined(pool: Pool) -> Proposals:
     if not unlike:
         return
     is_open = pool.bounds.least() < unlike[0].seconds - sum(unlike[0].doubts.values())
-    effort = _effort(operators, is_open)
+    twice = 2 if is_open else 1
+    effort = Effort(moves=min(BUDGET * twice // operators, MOVES), patience=PATIENCE * twice)
     if effort.moves < LEAST_MOVES:
         return
     # Where patience ends most climbs, there is time for more.
@@ -35,12 +36,6 @@ def refined(pool: Pool) -> Proposals:
     for evaluation in [*unlike[:count], *few]:
         yield Proposal(0.0, partial(_refined, pool, evaluation, effort))
         pool.tell(1.0, "refining")
-
-
-def _effort(operators: int, is_open: bool) -> Effort:
-    """Return how long plans of so many operators are refined; ``is_open``: twice where more can be gained."""
-    twice = 2 if is_open else 1
-    return Effort(moves=min(BUDGET * twice // operators, MOVES), patience=PATIENCE * twice)
 
 
 def _of_another_schedule(unlike: list[Evaluation], count: int) -> list[Evaluation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -58,13 +58,9 @@ def schedules(pool: Pool) -> Proposals:
 
 
 def _whole(pool: Pool, candidate: Candidate) -> Proposals:
-    blocks = chains_of(candidate)
-    for order in ORDERS:
-        other = reordered(candidate, blocks, order)
-        if other is None:
-            continue
+    for other in _in_orders(candidate, ORDERS):
         is_gain = other.seconds < candidate.seconds * (1 - pool.same)
-        if order == "gpipe" or is_gain:
+        if other.arrangement.schedule == "gpipe" or is_gain:
             yield Proposal(other.least_seconds, partial(pool.try_candidate, other))
 
 
@@ -104,11 +100,16 @@ def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
 
 
 def _where_faster(pool: Pool, candidate: Candidate, orders: Iterable[NamedSchedule]) -> Proposals:
-    blocks = chains_of(candidate)
-    for order in orders:
-        other = reordered(candidate, blocks, order)
-        if other is not None and other.seconds < pool.fastest * (1 - pool.apart):
+    for other in _in_orders(candidate, orders):
+        if other.seconds < pool.fastest * (1 - pool.apart):
             yield Proposal(other.least_seconds, partial(_if_faster, pool, other))
+
+
+def _in_orders(candidate: Candidate, orders: Iterable[NamedSchedule]) -> Iterator[Candidate]:
+    """Yield a pipeline in each of some orders for which it has blocks enough."""
+    blocks = chains_of(candidate)
+    every = (reordered(candidate, blocks, order) for order in orders)
+    yield from filter(None, every)
 
 
 def _if_faster(pool: Pool, candidate: Candidate) -> Evaluation | None:

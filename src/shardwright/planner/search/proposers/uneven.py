@@ -9,7 +9,7 @@ the best cuts in every order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -36,8 +36,6 @@ ORDERS: tuple[NamedSchedule, ...] = ("1f1b", "gpipe", "1f1b-so")
 PHASES = ("forward", "backward")
 
 Floats = NDArray[np.float64]
-# By kind and width, what the blocks before each take of a microbatch; None where samples do not divide so.
-Known = dict[tuple[int, int], Floats | None]
 
 
 class Cut(NamedTuple):
@@ -121,7 +119,13 @@ def best_cuts(context: Context, room: float) -> list[Cut]:
             for width in range(1, len(devices) + 1)
         }
         for order in (devices, devices[::-1]):
-            table = _Table(context, order, pieces, kept, known)
+            along = [context.cluster.devices[device].kind for device in order]
+            seconds = {
+                (first, width): _slowest([known[kind, width] for kind in along[first:][:width]])
+                for first in devices
+                for width in range(1, len(devices) - first + 1)
+            }
+            table = _Table(order, pieces, seconds, *kept)
             for limit in (np.inf, room):
                 found |= dict.fromkeys(table.cuts(limit))
     return sorted(found, key=lambda one: one.seconds)
@@ -153,34 +157,24 @@ def to_strategy(context: Context, cut: Cut) -> Strategy:
     return replace(context.training.applied(strategy), label=label)
 
 
-class _Table:
-    """The dynamic program for devices in one order and so many microbatches."""
+class _Table(NamedTuple):
+    """The dynamic program for devices in one ``order`` and so many microbatches. ``seconds``: by first device and width, what
+    the blocks before each take; ``kept`` and ``flight`` their bytes."""
 
-    def __init__(
-        self,
-        context: Context,
-        order: tuple[int, ...],
-        pieces: int,
-        kept: tuple[Floats, Floats],
-        known: Known,
-    ) -> None:
-        self.order, self.pieces = order, pieces
-        self.blocks, self.count = len(context.graph.blocks), len(order)
-        kinds = [context.cluster.devices[device].kind for device in order]
-        self._seconds = {
-            (first, width): _slowest([known[kind, width] for kind in kinds[first : first + width]])
-            for first in range(self.count)
-            for width in range(1, self.count - first + 1)
-        }
-        self._kept, self._flight = kept
+    order: tuple[int, ...]
+    pieces: int
+    seconds: Mapping[tuple[int, int], Floats | None]
+    kept: Floats
+    flight: Floats
 
     def cuts(self, limit: float) -> Iterator[Cut]:
         """Yield the best cut into every number of stages, two and more, that fits a limit."""
         # best[b, d]: of the slowest of so many last stages, which begin at block b and device d.
-        best = np.full((self.blocks + 1, self.count + 1), np.inf)
-        best[self.blocks] = 0.0
+        blocks, count = len(self.kept) - 1, len(self.order)
+        best = np.full((blocks + 1, count + 1), np.inf)
+        best[blocks] = 0.0
         steps: list[NDArray[np.int64]] = []
-        for behind in range(min(self.blocks, self.count)):
+        for behind in range(min(blocks, count)):
             best, step = self._extended(best, behind, limit)
             steps.append(step)
             if behind and np.isfinite(best[0, 0]):
@@ -193,26 +187,26 @@ class _Table:
         found = np.full_like(best, np.inf)
         step = np.zeros(best.shape, dtype=np.int64)
         held = in_flight("1f1b", behind, self.pieces)
-        for (first, width), before in self._seconds.items():
+        for (first, width), before in self.seconds.items():
             if before is None:
                 continue
             each = before[None, :] - before[:, None]  # by first block and end
-            size = self._kept + held * self._flight / (self.pieces * width)
+            size = self.kept + held * self.flight / (self.pieces * width)
             is_wrong = (each <= 0) | (size[None, :] - size[:, None] > limit)
             slowest = np.where(is_wrong, np.inf, np.maximum(each, best[None, :, first + width]))
             end = slowest.argmin(axis=1)
             value = slowest[np.arange(len(end)), end]
             is_better = value < found[:, first]
             found[is_better, first] = value[is_better]
-            step[is_better, first] = end[is_better] * (self.count + 1) + first + width
+            step[is_better, first] = end[is_better] * (len(self.order) + 1) + first + width
         return found, step
 
     def _followed(self, steps: Sequence[NDArray[np.int64]]) -> Cut:
         seconds, place = list[float](), (0, 0)
         places = [place]
         for step in reversed(steps):
-            end = divmod(int(step[place]), self.count + 1)
-            before = self._seconds[place[1], end[1] - place[1]]
+            end = divmod(int(step[place]), len(self.order) + 1)
+            before = self.seconds[place[1], end[1] - place[1]]
             assert before is not None
             seconds.append(float(before[end[0]] - before[place[0]]))
             place = end
