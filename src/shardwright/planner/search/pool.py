@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate
@@ -133,9 +134,9 @@ class Pool:
             return None
 
     def weigh(self, strategy: Strategy) -> Evaluation | None:
-        """Simulate a strategy and keep the evaluation, as ``try_out``; learn what is the same."""
+        """Simulate a strategy and keep the evaluation, as ``try_out``; learn what is the same from the first."""
         evaluation = self.try_out(strategy)
-        if evaluation is not None:
+        if evaluation is not None and not self.same:
             doubts = evaluation.doubts
             self.same = SAME * half_width_between(doubts, doubts) / evaluation.seconds
         return evaluation
@@ -149,13 +150,11 @@ class Pool:
         """Whether the search takes two step times for the same, in seconds."""
         return one == other or abs(one - other) <= self.same * max(one, other)
 
-    def unlike(self, most: float = math.inf) -> list[Evaluation]:
-        """Return what fits, fastest first, up to so many seconds; of plans that are the same on another
-        mesh the first."""
-        found: list[Evaluation] = []
-        for one in self.fitting:
-            if one.seconds > most:
-                break
+    def close(self) -> list[Evaluation]:
+        """Return what fits and is close to the fastest, this first; of plans that are the same on another mesh the
+        first."""
+        most, found = CLOSE * self.fastest, list[Evaluation]()
+        for one in takewhile(lambda one: one.seconds <= most, self.fitting):
             if not any(
                 self.are_same(one.seconds, other.seconds)
                 and self.are_same(least(one), least(other))

@@ -11,13 +11,11 @@ from shardwright.planner.judge.evaluate import Evaluation, merge, waits_little
 from shardwright.planner.search.local.refinement import is_gain
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool, least
-from shardwright.planner.search.steering import CLOSE
 
 
 def merged(pool: Pool) -> Proposals:
     """Propose gradient buckets for the plans that promise most; their order may change."""
-    close = pool.unlike(CLOSE * pool.fastest)
-    close.sort(key=lambda one: (least(one, one.seconds), one.seconds))
+    close = sorted(pool.close(), key=lambda one: (least(one, one.seconds), one.seconds))
     for evaluation in close[: pool.count]:
         yield Proposal(least(evaluation), partial(_merged, pool, evaluation))
         pool.tell(1.0, "merging gradients")
@@ -39,8 +37,9 @@ def sent_earlier(pool: Pool) -> Proposals:
     if not starts:
         return
     most = pool.count // 2 if pool.is_small else pool.further
-    promising = pool.unlike(CLOSE * pool.fastest)[:most]
-    for evaluation in (one for one in promising if not waits_little(pool.context, one)):
+    for evaluation in pool.close()[:most]:
+        if waits_little(pool.context, evaluation):
+            continue
         label = f"{evaluation.strategy.label}, gradients sent earlier"
         shorter = replace(evaluation.strategy, segment_starts=starts, label=label)
         yield Proposal(0.0, partial(_shortened, pool, evaluation, shorter))

@@ -41,8 +41,7 @@ def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Pr
         for strategy in (named.many,) if is_far else named:
             bound = 0.0 if is_first else least_seconds(pool.context, strategy)
             is_first = False
-            trial = pool.try_out if pool.same else pool.weigh
-            found = yield Proposal(bound, partial(trial, strategy))
+            found = yield Proposal(bound, partial(pool.weigh, strategy))
             pool.tell(0.0, strategy.label)
             if found is None or found.bytes <= pool.limit:
                 break  # more microbatches are no less work

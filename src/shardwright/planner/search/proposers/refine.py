@@ -10,7 +10,6 @@ from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import (
     BUDGET,
-    CLOSE,
     LEAST_MOVES,
     MOVES,
     PATIENCE,
@@ -20,11 +19,11 @@ from shardwright.planner.search.steering import (
 def refined(pool: Pool) -> Proposals:
     """Propose to refine the plans that are fastest, more of them where more can be gained; none that is far
     behind."""
-    unlike = pool.unlike(CLOSE * pool.fastest)
+    close = pool.close()
     operators = len(pool.context.graph.operators)
-    if not unlike:
+    if not close:
         return
-    is_open = pool.bounds.least() < unlike[0].seconds - sum(unlike[0].doubts.values())
+    is_open = pool.bounds.least() < close[0].seconds - sum(close[0].doubts.values())
     twice = 2 if is_open else 1
     effort = Effort(moves=min(BUDGET * twice // operators, MOVES), patience=PATIENCE * twice)
     if effort.moves < LEAST_MOVES:
@@ -32,17 +31,17 @@ def refined(pool: Pool) -> Proposals:
     # Where patience ends most climbs, there is time for more.
     is_cheap = operators * 2 * PATIENCE <= BUDGET
     count = pool.further * (2 if pool.is_small and (is_open or is_cheap) else 1)
-    few = [] if pool.is_small else _of_another_schedule(unlike, count)
-    for evaluation in [*unlike[:count], *few]:
+    few = [] if pool.is_small else _of_another_schedule(close, count)
+    for evaluation in [*close[:count], *few]:
         yield Proposal(0.0, partial(_refined, pool, evaluation, effort))
         pool.tell(1.0, "refining")
 
 
-def _of_another_schedule(unlike: list[Evaluation], count: int) -> list[Evaluation]:
+def _of_another_schedule(close: list[Evaluation], count: int) -> list[Evaluation]:
     """Return the fastest behind the first so many whose schedule none of these has: a climb changes no
     schedule for one that is slower at first."""
-    schedules = {one.strategy.pipeline.schedule for one in unlike[:count]}
-    return [one for one in unlike[count:] if one.strategy.pipeline.schedule not in schedules][:1]
+    schedules = {one.strategy.pipeline.schedule for one in close[:count]}
+    return [one for one in close[count:] if one.strategy.pipeline.schedule not in schedules][:1]
 
 
 def _refined(pool: Pool, evaluation: Evaluation, effort: Effort) -> Evaluation:
