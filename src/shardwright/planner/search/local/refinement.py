@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from shardwright.core.layout import local_bytes
@@ -24,20 +24,16 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.search.labels import relabelled
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, PATIENCE
+from shardwright.planner.search.steering import CANDIDATES, FEW, PATIENCE
 from shardwright.planner.solve.frontier import TOLERANCE
 
 REFINED = ", refined"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bottleneck:
-    """What a critical chain spends seconds on: an operator's work, or a tensor's messages.
+class Bottleneck(NamedTuple):
+    """A tensor whose messages, or updates, a critical chain spends seconds on; it stands for those at the same place of
+    equal blocks."""
 
-    ``operator`` and ``tensor`` (-1: its work) stand for those at the same place of equal blocks.
-    """
-
-    operator: int
     tensor: int
     purpose: str
     seconds: float
@@ -113,42 +109,36 @@ class _Climb:
 
 
 def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[Bottleneck]:
-    """Return what the critical chain spends its time on, most first."""
-    found: dict[tuple[int, int, str], tuple[int, int, float]] = {}
-    for operator, tensor, purpose, seconds in _spent(context, program, timeline):
+    """Return what the critical chain spends its time on besides the work of operators, most first."""
+    found: dict[tuple[int, int, str], Bottleneck] = {}
+    for tensor, purpose, seconds in _spent(context, program, timeline):
+        operator = _owner(context, tensor)
         place = context.graph.operators[operator].outputs
         output = place.index(tensor) if tensor in place else tensor
         key = (context.facts.ties.root[operator], output, purpose)
-        first = found.get(key, (operator, tensor, 0.0))
-        found[key] = (first[0], first[1], first[2] + seconds)
-    listed = [
-        Bottleneck(operator=operator, tensor=tensor, purpose=key[2], seconds=seconds)
-        for key, (operator, tensor, seconds) in found.items()
-        if seconds > 0
-    ]
-    return sorted(listed, key=lambda one: (-one.seconds, one.operator, one.tensor))
+        first, _, before = found.get(key, (tensor, purpose, 0.0))
+        found[key] = Bottleneck(first, purpose, before + seconds)
+    listed = [(one, _owner(context, one.tensor)) for one in found.values() if one.seconds > 0]
+    listed.sort(key=lambda pair: (-pair[0].seconds, pair[1], pair[0].tensor))
+    return [one for one, _ in listed]
 
 
 def _spent(
     context: Context, program: Program, timeline: Timeline
-) -> Iterator[tuple[int, int, str, float]]:
-    """Yield the seconds of the critical chain: of which operator, tensor (-1: none) and purpose."""
+) -> Iterator[tuple[int, str, float]]:
+    """Yield the seconds of the critical chain that are no work of operators: on which tensor, and its purpose."""
     for index in timeline.critical:
         seconds = float(timeline.end[index] - timeline.start[index])
         kind, item = Kind(program.kind[index]), int(program.item[index])
-        if kind in SEGMENT_KINDS:
-            for operator, share in _shares(context, program, item):
-                yield operator, -1, "compute", seconds * share
-        elif kind == Kind.UPDATE:
+        if kind == Kind.UPDATE:
             for tensor, share in _updates(context, program, int(program.group[index])):
-                yield _owner(context, tensor), tensor, "parameter", seconds * share
-        elif item >= 0:
+                yield tensor, "parameter", seconds * share
+        elif kind not in SEGMENT_KINDS and item >= 0:
             purpose, read = _moved(program, kind, item)
-            for source in read:
-                tensor = program.values[source].tensor
-                operator = _owner(context, tensor)
-                if operator >= 0:
-                    yield operator, tensor, purpose, seconds / len(read)
+            tensors = [program.values[source].tensor for source in read]
+            for tensor in tensors:
+                if _owner(context, tensor) >= 0:
+                    yield tensor, purpose, seconds / len(read)
 
 
 def _moved(program: Program, kind: Kind, item: int) -> tuple[str, tuple[int, ...]]:
@@ -156,18 +146,6 @@ def _moved(program: Program, kind: Kind, item: int) -> tuple[str, tuple[int, ...
     if kind == Kind.TRANSFORM:
         return program.transforms[item].purpose, program.transforms[item].reads
     return program.messages[item].purpose, program.messages[item].sources
-
-
-def _shares(context: Context, program: Program, item: int) -> list[tuple[int, float]]:
-    """Return the operators of a segment, each with its share of the seconds."""
-    calls = program.segments[item].calls
-    costs: list[float] = []
-    for call in calls:
-        shapes = tuple(program.values[value].shape for value in call.operands)
-        cost = context.prices.seconds(call.operator, shapes, call.result_shapes)
-        costs.append(cost.forward + cost.backward)
-    total = sum(costs) or math.inf
-    return [(call.operator, cost / total) for call, cost in zip(calls, costs, strict=True)]
 
 
 def _updates(context: Context, program: Program, mesh: int) -> list[tuple[int, float]]:
@@ -192,14 +170,10 @@ def _owner(context: Context, tensor: int) -> int:
 
 
 def _moves(space: Space, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
-    """Yield changes that may relieve the bottlenecks, then changes of the whole."""
-    # Work is most of every chain, and mostly cannot be relieved; the rest must not drown in it.
-    work = [one for one in found if one.tensor < 0][:CANDIDATES]
-    rest = [one for one in found if one.tensor >= 0][:CANDIDATES]
-    by_place = [_relieved(space, strategy, one) for one in (*rest, *work)]
-    whole = _whole(space, strategy)
+    """Yield changes that may relieve the bottlenecks, and changes of the whole."""
+    by_place = [_relieved(space, strategy, one) for one in found[:CANDIDATES]]
     # In turns, so that no one sort of move uses up the budget.
-    for round_ in itertools.zip_longest(whole, *by_place):
+    for round_ in itertools.zip_longest(_whole(space, strategy), *by_place):
         yield from (changed for changed in round_ if changed is not None)
 
 
@@ -209,56 +183,44 @@ def _relieved(space: Space, strategy: Strategy, one: Bottleneck) -> Iterator[Str
         starts = {*strategy.segment_starts, *readers}
         yield replace(strategy, segment_starts=tuple(sorted(starts)))
         yield from _parameter_moves(space, strategy, one.tensor)
-    elif one.tensor >= 0:
-        yield from _message_moves(space, strategy, one.tensor)
     else:
-        # Work that is split evenly already takes as long in any other way.
-        own = strategy.configs[one.operator]
-        most = space.seconds(strategy, one.operator, own.dims) / CLOSE
-        legal = space.legal(strategy, one.operator, own.mesh)
-        less = [dims for dims in legal if space.seconds(strategy, one.operator, dims) < most]
-        yield from itertools.islice(_splits(space, strategy, {one.operator: less}), 2 * FEW)
+        yield from _message_moves(space, strategy, one.tensor)
 
 
 def _message_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[Strategy]:
     """Split the readers as the tensor is made, or make it as one of them reads it."""
-    context = space.context
-    maker = context.graph.tensors[tensor].producer
+    maker, configs = space.context.graph.tensors[tensor].producer, strategy.configs
     if maker < 0:
         return
-    config = strategy.configs[maker]
-    made = space.layout(maker, config.dims, tensor)
-    wanted: set[tuple[int, ...]] = set()
-    for reader in context.graph.consumers[tensor]:
-        if strategy.configs[reader].mesh != config.mesh:
-            continue
-        read = space.layout(reader, strategy.configs[reader].dims, tensor)
-        if read == made:
-            continue
-        wanted.add(read)
-        options = space.legal(strategy, reader, config.mesh)
-        fitting = [dims for dims in options if space.layout(reader, dims, tensor) == made]
-        yield from itertools.islice(_splits(space, strategy, {reader: fitting}), FEW)
-    for layout in sorted(wanted):
-        options = space.legal(strategy, maker, config.mesh)
-        fitting = [dims for dims in options if space.layout(maker, dims, tensor) == layout]
-        yield from itertools.islice(_splits(space, strategy, {maker: fitting}), FEW)
+    made, mesh = space.layout(maker, configs[maker].dims, tensor), configs[maker].mesh
+    read = {
+        reader: space.layout(reader, configs[reader].dims, tensor)
+        for reader in space.context.graph.consumers[tensor]
+        if configs[reader].mesh == mesh
+    }
+    others = {reader: layout for reader, layout in read.items() if layout != made}
+    changes = [(reader, made) for reader in others]
+    changes += [(maker, layout) for layout in sorted(set(others.values()))]
+    for index, layout in changes:
+        options = space.legal(strategy, index, mesh)
+        fitting = [dims for dims in options if space.layout(index, dims, tensor) == layout]
+        yield from itertools.islice(_splits(space, strategy, index, fitting), FEW)
 
 
-def _splits(space: Space, strategy: Strategy, options: dict[int, list[Dims]]) -> Iterator[Strategy]:
+def _splits(
+    space: Space, strategy: Strategy, index: int, options: list[Dims]
+) -> Iterator[Strategy]:
     """Yield the strategy with an operator, and its equals, split otherwise; cheapest work first.
 
     Each comes with its neighbours split to fit, too, where that is another strategy.
     """
-    for index, listed in options.items():
-        own = strategy.configs[index]
-        others = [dims for dims in listed if dims != own.dims]
-        for dims in sorted(others, key=lambda dims: (space.seconds(strategy, index, dims), dims)):
-            alone = _split_equals(space, strategy, {index: dims})
-            yield alone
-            around = {index: dims} | _fitting(space, strategy, index, dims)
-            if len(around) > 1:
-                yield _split_equals(space, strategy, around)
+    own = strategy.configs[index]
+    others = [dims for dims in options if dims != own.dims]
+    for dims in sorted(others, key=lambda dims: (space.seconds(strategy, index, dims), dims)):
+        yield _split_equals(space, strategy, {index: dims})
+        around = {index: dims} | _fitting(space, strategy, index, dims)
+        if len(around) > 1:
+            yield _split_equals(space, strategy, around)
 
 
 def _fitting(space: Space, strategy: Strategy, index: int, dims: Dims) -> dict[int, Dims]:
@@ -304,14 +266,9 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
 
 
 def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
-    """Yield changes of the whole: less recomputation, other segments and stages, microbatches,
-    order."""
+    """Yield changes of the whole: less recomputation, other stages, microbatches, order."""
     if space.context.training.recompute == "auto":
         yield from _remembered(strategy)
-    if strategy.reshard_again:
-        yield replace(strategy, reshard_again=())
-    if strategy.segment_starts:
-        yield replace(strategy, segment_starts=())
     yield from _other_cuts(space, strategy)
     if strategy.pipeline.order:
         return  # which is for so many microbatches, and no other schedule has one
