@@ -2,8 +2,9 @@
 
 The additive model proposes plans without knowing what waits for what. So look at the chain of
 instructions that makes the step as long as it is, and change what is on it: Aceso's rule (EuroSys
-2024) that only relieving the bottleneck can help, with FlexFlow's moves on single operators. Nothing
-is taken that is slower or does not fit, so refinement never makes an answer worse.
+2024) that only relieving the bottleneck can help, with FlexFlow's moves on single operators: what moves or
+updates tensors changes; work is split as well as it can be already. Nothing is taken that is slower or
+does not fit, so refinement never makes an answer worse.
 """
 
 from __future__ import annotations
@@ -118,9 +119,10 @@ def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[
         key = (context.facts.ties.root[operator], output, purpose)
         first, _, before = found.get(key, (tensor, purpose, 0.0))
         found[key] = Bottleneck(first, purpose, before + seconds)
-    listed = [(one, _owner(context, one.tensor)) for one in found.values() if one.seconds > 0]
-    listed.sort(key=lambda pair: (-pair[0].seconds, pair[1], pair[0].tensor))
-    return [one for one, _ in listed]
+    return sorted(
+        (one for one in found.values() if one.seconds > 0),
+        key=lambda one: (-one.seconds, _owner(context, one.tensor), one.tensor),
+    )
 
 
 def _spent(
@@ -135,8 +137,8 @@ def _spent(
                 yield tensor, "parameter", seconds * share
         elif kind not in SEGMENT_KINDS and item >= 0:
             purpose, read = _moved(program, kind, item)
-            tensors = [program.values[source].tensor for source in read]
-            for tensor in tensors:
+            for source in read:
+                tensor = program.values[source].tensor
                 if _owner(context, tensor) >= 0:
                     yield tensor, purpose, seconds / len(read)
 
