@@ -60,9 +60,10 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
     """Bound a strategy from below: all operators on their shards, the update, and the activations' messages over
     the axes that carry most (those over others may overlap them); a pipeline as if all work divided evenly.
     """
-    if len(strategy.meshes) > 1:
+    mesh, *others = strategy.meshes
+    if others:
         return context.prices.least_serial_seconds / len(strategy.devices)
-    sizes, pieces = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches
+    sizes, pieces = mesh.sizes, strategy.pipeline.num_microbatches
     seen: set[tuple[object, ...]] = set()
     links: dict[tuple[int, ...], float] = {}
     weights = context.facts.folder.weights(strategy)
