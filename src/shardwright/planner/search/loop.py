@@ -27,6 +27,7 @@ class Proposal(NamedTuple):
 
 Proposals = Generator[Proposal, Evaluation | None]
 Proposer = Callable[[Pool], Proposals]
+Waiting = list[tuple[float, int, Trial, Proposals]]
 
 
 def run(pool: Pool, *proposers: Proposer) -> None:
@@ -37,26 +38,26 @@ def run(pool: Pool, *proposers: Proposer) -> None:
     each proposer waits in the queue: O(log proposers) per trial. Once the caller stops nobody is asked for more,
     which may take as long as a trial, unless nothing was looked at yet.
     """
-    waiting: list[tuple[float, int, Trial, Proposals]] = []
+    waiting: Waiting = []
     left = deque(enumerate(proposers))
-
-    def ask(number: int, stream: Proposals, found: Evaluation | None) -> None:
-        """Tell a proposer what became of its proposal, and ask for the next."""
-        try:
-            bound, trial = stream.send(found)
-        except StopIteration:
-            return
-        heapq.heappush(waiting, (bound, number, trial, stream))
-
     while (waiting or left) and not _is_over(pool):
         while left and not (waiting and pool.stopped()):
             number, proposer = left.popleft()
-            ask(number, proposer(pool), None)
+            _ask(waiting, number, proposer(pool), None)
         if waiting:
             bound, number, trial, stream = heapq.heappop(waiting)
             found = trial() if bound < pool.fastest else None
             if not _is_over(pool):
-                ask(number, stream, found)
+                _ask(waiting, number, stream, found)
+
+
+def _ask(waiting: Waiting, number: int, stream: Proposals, found: Evaluation | None) -> None:
+    """Tell a proposer what became of its proposal, and ask for the next."""
+    try:
+        bound, trial = stream.send(found)
+    except StopIteration:
+        return
+    heapq.heappush(waiting, (bound, number, trial, stream))
 
 
 def _is_over(pool: Pool) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.core.layout import local_bytes
+from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.core.timeline import Timeline
@@ -204,9 +204,16 @@ def _message_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[St
     changes = [(reader, made) for reader in others]
     changes += [(maker, layout) for layout in sorted(set(others.values()))]
     for index, layout in changes:
-        options = space.legal(strategy, index, mesh)
-        fitting = [dims for dims in options if space.layout(index, dims, tensor) == layout]
-        yield from itertools.islice(_splits(space, strategy, index, fitting), FEW)
+        yield from _split_so(space, strategy, index, tensor, layout)
+
+
+def _split_so(
+    space: Space, strategy: Strategy, index: int, tensor: int, layout: Layout
+) -> Iterator[Strategy]:
+    """Split an operator so that a tensor lies as wanted, in few ways."""
+    options = space.legal(strategy, index, strategy.configs[index].mesh)
+    fitting = [dims for dims in options if space.layout(index, dims, tensor) == layout]
+    return itertools.islice(_splits(space, strategy, index, fitting), FEW)
 
 
 def _splits(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ from shardwright.planner.search.steering import CANDIDATES, CLOSE
 from shardwright.planner.solve.frontier import between, falling, hull
 
 
-class _Gap(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
     """Between two neighbours of the frontier, the faster and the smaller."""
 
     fast: Evaluation
@@ -63,28 +64,47 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
     if spacing is None and not pool.is_small:
         return
     most = pool.count // 2 if spacing is None else CANDIDATES * pool.count // 2
-    wide = math.log1p(CLOSE - 1 if spacing is None else spacing)
-    shift, missed, solved = _shifts(pool), set[tuple[float, float]](), set[Arrangement]()
+    filling = _Filling(pool, CLOSE - 1 if spacing is None else spacing, spacing is not None)
     for turn in range(most):
         pool.tell(turn / most, "filling the frontier")
-        gaps = [gap for gap in _gaps(pool, wide) if gap.ends not in missed]
-        if not gaps:
+        gap = filling.widest()
+        if gap is None:
             return
-        gap = max(gaps, key=lambda gap: gap.width)
-        candidate, found = _between(pool, gap, shift, wide), None
-        if candidate is None and spacing is not None:
-            for arrangement in sorted(_arrangements(pool, gap) - solved):
-                pool.candidates += _more(pool, arrangement, math.expm1(wide / 4))
-            solved |= _arrangements(pool, gap)
-            candidate = _between(pool, gap, shift, wide)
+        candidate, found = filling.candidate(gap), None
         if candidate is not None:
             found = yield Proposal(0.0, partial(pool.try_candidate, candidate))
         if found is None or not gap.holds(found):
-            missed.add(gap.ends)
+            filling.missed.add(gap.ends)
+
+
+class _Filling:
+    """What is known of gaps wider than a spacing: those ``missed``, and how far the simulator's seconds and
+    bytes are off the additive model's. Where ``solves``, arrangements are looked into anew."""
+
+    def __init__(self, pool: Pool, spacing: float, solves: bool) -> None:
+        self._pool, self._wide, self._solves = pool, math.log1p(spacing), solves
+        self._shift = _shifts(pool)
+        self._solved: set[Arrangement] = set()
+        self.missed: set[tuple[float, float]] = set()
+
+    def widest(self) -> _Gap | None:
+        """Return the widest gap that no candidate missed."""
+        gaps = [gap for gap in _gaps(self._pool, self._wide) if gap.ends not in self.missed]
+        return max(gaps, key=lambda gap: gap.width, default=None)
+
+    def candidate(self, gap: _Gap) -> Candidate | None:
+        """Return the untried candidate that should lie deepest in a gap."""
+        found = _between(self._pool, gap, self._shift, self._wide)
+        if found is None and self._solves:
+            for arrangement in sorted(_arrangements(self._pool, gap) - self._solved):
+                self._solved.add(arrangement)
+                self._pool.candidates += _more(self._pool, arrangement, math.expm1(self._wide / 4))
+            found = _between(self._pool, gap, self._shift, self._wide)
+        return found
 
 
 def _gaps(pool: Pool, wide: float) -> list[_Gap]:
-    gaps = itertools.starmap(_Gap, itertools.pairwise(falling(pool.fitting)))
+    gaps = [_Gap(fast=a, small=b) for a, b in itertools.pairwise(falling(pool.fitting))]
     return [gap for gap in gaps if gap.width > wide]
 
 

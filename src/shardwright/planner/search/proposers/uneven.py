@@ -9,7 +9,7 @@ the best cuts in every order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -36,6 +36,9 @@ ORDERS: tuple[NamedSchedule, ...] = ("1f1b", "gpipe", "1f1b-so")
 PHASES = ("forward", "backward")
 
 Floats = NDArray[np.float64]
+# By kind and width, or first device and width: what the blocks before each take of a microbatch; None where samples do
+# not divide so.
+Known = dict[tuple[int, int], Floats | None]
 
 
 class Cut(NamedTuple):
@@ -120,12 +123,7 @@ def best_cuts(context: Context, room: float) -> list[Cut]:
         }
         for order in (devices, devices[::-1]):
             along = [context.cluster.devices[device].kind for device in order]
-            seconds = {
-                (first, width): _slowest([known[kind, width] for kind in along[first:][:width]])
-                for first in devices
-                for width in range(1, len(devices) - first + 1)
-            }
-            table = _Table(order, pieces, seconds, *kept)
+            table = _Table(order, pieces, _of_stages(along, known), *kept)
             for limit in (np.inf, room):
                 found |= dict.fromkeys(table.cuts(limit))
     return sorted(found, key=lambda one: one.seconds)
@@ -163,7 +161,7 @@ class _Table(NamedTuple):
 
     order: tuple[int, ...]
     pieces: int
-    seconds: Mapping[tuple[int, int], Floats | None]
+    seconds: Known
     kept: Floats
     flight: Floats
 
@@ -219,6 +217,15 @@ class _Table(NamedTuple):
             seconds=sum(seconds) + (self.pieces - 1) * slowest,
             busy=self.pieces * slowest,
         )
+
+
+def _of_stages(along: Sequence[int], known: Known) -> Known:
+    """Return what stages take, by first device and width, of devices of such kinds one after another."""
+    return {
+        (first, width): _slowest([known[kind, width] for kind in along[first:][:width]])
+        for first in range(len(along))
+        for width in range(1, len(along) - first + 1)
+    }
 
 
 def _slowest(before: Sequence[Floats | None]) -> Floats | None:
