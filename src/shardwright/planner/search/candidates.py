@@ -29,6 +29,7 @@ from shardwright.planner.model.terms import (
     FLIGHT,
     GATHER,
     KEPT,
+    NUM_COLUMNS,
     ONCE,
     SYNC,
     TRANSIENT,
@@ -36,9 +37,10 @@ from shardwright.planner.model.terms import (
 )
 from shardwright.planner.search.bounds import Least, least_rounds, own_rounds
 from shardwright.planner.search.labels import describe
-from shardwright.planner.search.steering import CANDIDATES, CLOSE, HIDDEN, MEANS
+from shardwright.planner.search.steering import CANDIDATES, CLOSE, HIDDEN
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
+from shardwright.planner.solve.strongest import strongest
 
 Assignment = tuple[int, ...]
 
@@ -200,41 +202,22 @@ def _relaxed_bound(
 
     With A the seconds on the compute stream's path and H those of messages that could hide, a step
     takes at least A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean
-    of the two. Stages hold one microbatch at least. Each mean's hull, read at the limit, is a bound
-    (Lagrangian duality); so is the value at any one ``price`` of memory, which is tried first.
+    of the two. Stages hold one microbatch at least. A is tried first, at a ``price`` of memory.
     ``rounds``: how often a microbatch's seconds and a step's own count in A.
     """
     best = least_work(problem, rounds)
-    if best >= enough:
+    if best >= enough or stopped():
         return best
-    means = MEANS[: 1 if problem.is_wide else None]  # where every answer takes seconds
-    views = [
-        problem.elimination(bound_weights(problem, arrangement, rounds, mean)) for mean in means
-    ]
-    for view in views:
-        if best >= enough or stopped():
-            return best
-        found = view.solve(np.array([[1.0, price]]), stopped)
-        best = max(best, float(found.values[0]) - price * limit)
-    for view in views:
-        if best >= enough or stopped():
-            break
-        best = max(best, hull(view, 2, limit, stopped=stopped).bound(limit))
-    return best
-
-
-def bound_weights(
-    problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], mean: float
-) -> Weights:
-    """Weigh a mean of what the path of computation takes and of what messages do; devices hold one microbatch."""
     p, m = arrangement.stages, arrangement.microbatches
     axes, sorts = len(problem.mesh.sizes), len(problem.context.facts.ties.classes)
-    exposed = exposed_share(problem.context, axes)
-    exposed += (1 - mean) / mean / channels(axes) * m / p / rounds[0]
-    return Weights(
-        each=mean * rounds[0], once=mean * rounds[1], exposed=exposed, synced=exposed,
-        kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
-    )  # fmt: skip
+    path, hideable, memory = np.zeros((3, NUM_COLUMNS))
+    path[[EACH, ONCE]] = rounds
+    path[[GATHER, SYNC]] = exposed_share(problem.context, axes) * path[[EACH, ONCE]]
+    hideable[[GATHER, SYNC]] = m / p / channels(axes), 1 / p / channels(axes)
+    memory[[KEPT, FLIGHT, TRANSIENT]] = 1 / p, 1 / p, 1 / (p * sorts)
+    ways, mix = np.stack([path, hideable, memory])[None], np.array([1.0, 0.0, price])
+    proved = strongest(problem.network, ways, limit, mix, useful=enough, stopped=stopped)
+    return max(best, proved)
 
 
 def _from_hull(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +33,7 @@ from shardwright.planner.search.bounds import (
 )
 from shardwright.planner.search.candidates import channels, exposed_share
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.solve.core import ENOUGH
-from shardwright.planner.solve.network import Network
+from shardwright.planner.solve.strongest import strongest
 
 Floats = NDArray[np.float64]
 
@@ -84,7 +82,8 @@ def least_looped(
     for statement in problem.statements():
         kinds = network(tuple(statement.sizes), statement.terms, most)
         if not kinds.is_wide:
-            seconds = max(seconds, _strongest(kinds, ways, limit, ends))
+            even = np.append(np.full(ways.shape[1] - 1, 1 / (ways.shape[1] - 1)), 0.0)
+            seconds = max(seconds, strongest(kinds, ways, limit, even, *ends))
         if seconds >= ends[1]:
             break
     return seconds
@@ -136,60 +135,3 @@ def _counted(
         hideable.reshape(-1),
     ]
     return seconds, memory.reshape(-1)
-
-
-def _strongest(kinds: Network, ways: Floats, limit: float, ends: tuple[float, float]) -> float:
-    """Return the most seconds, but for a share or as many as are useful, that a mean of bounds proves within a limit of bytes.
-
-    Of every way, ``ways`` has what each bound counts of every kind, and the bytes last. Any mean of the bounds, with any
-    price of memory, is a bound: the least of any choices, in any way (Lagrangian duality). The strongest is found by
-    cutting planes (Kelley, 1960): a linear program over the choices met so far says which could be the strongest, and the
-    network which choices that did not know of.
-    """
-    bounds = ways.shape[1] - 1
-    mix: Floats = np.append(np.full(bounds, 1 / bounds), 0.0)
-    best = float(kinds.solve(mix @ ways).values.min())  # whatever memory allows
-    return best if best >= ends[1] else _strengthened(kinds, ways, limit, ends, (mix, best))
-
-
-def _strengthened(
-    kinds: Network,
-    ways: Floats,
-    limit: float,
-    ends: tuple[float, float],
-    start: tuple[Floats, float],
-) -> float:
-    """Return what cutting planes prove, from a mean and its bound on."""
-    # Late: few searches have more to prove.
-    import highspy
-
-    (mix, best), (share, useful), bounds = start, ends, ways.shape[1] - 1
-    program = cast("Any", highspy).Highs()
-    program.silent()
-    means: list[Any] = [program.addVariable(0.0, 1.0) for _ in range(bounds)]
-    price, seconds = program.addVariable(0.0), program.addVariable(0.0)
-    program.addConstr(sum(means) == 1)
-
-    def met(mix: Floats) -> float:
-        """Find the least of a mix; what was found bounds all others."""
-        nonlocal unit
-        found = kinds.solve(mix @ ways)
-        cuts = (ways @ found.totals[..., None])[..., 0]
-        unit = unit or float(cuts[:, :-1].max(initial=math.ulp(0.0)))
-        for cut in cuts:
-            factors = [*(cut[:-1] / unit).tolist(), float(cut[-1] / limit - 1)]
-            # HiGHS refuses smaller ones. Without them it may mean otherwise, and any mean is a bound.
-            terms = zip(factors, [*means, price], strict=True)
-            program.addConstr(sum(by * one for by, one in terms if abs(by) > 1e-9) >= seconds)
-        return float(found.values.min())
-
-    unit = 0.0  # of the seconds that HiGHS is told of: it takes numbers near one
-    smallest = met(np.append(np.zeros(bounds), 1.0))
-    if not smallest < limit:
-        return math.inf
-    while (best := max(best, met(mix) - float(mix[-1]) * limit)) < useful:
-        program.maximize(seconds)
-        if program.val(seconds) * unit <= best * (1 + max(share, ENOUGH)):
-            break
-        mix = np.array([*program.vals(means), program.val(price) * unit / limit])
-    return best

@@ -43,6 +43,3 @@ HOPELESS = FEW
 # What the additive model ranks by.
 # Candidates are ranked as if this share of what computation could hide at best remained exposed.
 HIDDEN = 0.08
-# Weights of the compute path in the bound, the rest going to hideable messages: the largest of the bounds
-# counts, each is true. More are tighter and take longer.
-MEANS = (1.0, 0.97, 0.9, 0.75)
