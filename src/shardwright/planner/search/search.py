@@ -29,7 +29,7 @@ from shardwright.planner.search.pool import Pool, Progress
 from shardwright.planner.search.proposers.additive import on_all, on_fewer
 from shardwright.planner.search.proposers.compression import compressed
 from shardwright.planner.search.proposers.gaps import filled
-from shardwright.planner.search.proposers.gradients import merged, sent_earlier
+from shardwright.planner.search.proposers.gradients import merged, sent_earlier, summed_sooner
 from shardwright.planner.search.proposers.known import asked, grids, known
 from shardwright.planner.search.proposers.late import late as proposes_late
 from shardwright.planner.search.proposers.refine import refined
@@ -40,10 +40,12 @@ from shardwright.planner.search.survey import Survey
 from shardwright.planner.space import Placement
 
 AS_USUAL = Training()
-# Who proposes, in rounds: plans that differ in where things lie; of the best of them when gradients travel, and which
-# together; then single decisions. A round begins when the one before has nothing left that could be faster.
+# Who proposes, in rounds: plans that differ in where things lie; of the best of them when gradients
+# are summed, travel, and which together; then single decisions. A round begins when the one before has nothing
+# left that could be faster.
 LATER: tuple[tuple[Proposer, ...], ...] = (
     (schedules, uneven),
+    (summed_sooner,),
     (merged,),
     (sent_earlier,),
     (refined,),

@@ -21,6 +21,14 @@ def merged(pool: Pool) -> Proposals:
         pool.tell(1.0, "merging gradients")
 
 
+def summed_sooner(pool: Pool) -> Proposals:
+    """Propose that the fastest pipeline sums gradients of what is sharded after every microbatch (ZeRO-2): more is sent, but
+    beneath what is still to be computed, and not on links where activations wait behind it."""
+    best = next(iter(pool.fitting), None)
+    if best is not None and (sooner := _summed_sooner(best.strategy)) != best.strategy:
+        yield Proposal(0.0, partial(_shortened, pool, best, sooner))
+
+
 def sent_earlier(pool: Pool) -> Proposals:
     """Propose segments that begin wherever trained parameters are read: backward is cut there, and gradients leave
     earlier. The bound holds for either way to cut."""
@@ -51,6 +59,17 @@ def _shortened(pool: Pool, longer: Evaluation, strategy: Strategy) -> Evaluation
     if found is not None and is_gain(found, longer, pool.same):
         pool.evaluations.append(found)
     return found
+
+
+def _summed_sooner(strategy: Strategy) -> Strategy:
+    """Return a pipeline whose sharded gradients are summed after every microbatch; another strategy as it is."""
+    if len(strategy.meshes) == 1 or strategy.pipeline.num_microbatches == 1:
+        return strategy
+    parameters = tuple(
+        replace(one, sync="microbatch") if one.optimizer != one.rest else one
+        for one in strategy.parameters
+    )
+    return replace(strategy, parameters=parameters)
 
 
 def _readers_of_trained(graph: OperatorGraph) -> set[int]:
