@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -383,26 +383,8 @@ def _context_parallel(
         for spec in (graph.tensors[tensor],)
         if len(spec.shape) == (3 if "float" in spec.dtype else 2)
     }
-    dims: dict[int, str] = {}
-    partial: set[int] = set()
-    for index, operator in enumerate(graph.operators):
-        iteration = iterations[index]
-        found = iteration.met(operator.inputs, lying)
-        name = next(filter(None, found), "")
-        if name and iteration.dim(name).splits(pieces):
-            dims[index] = name
-            made = iteration.handed_on(operator.outputs, name)
-            lying |= made
-            partial.update(set(operator.outputs) - made.keys())
-            continue
-        is_loss = not found and samples.operator_dim[index] == ""
-        passing = is_loss and _passes(iteration, operator.inputs, partial)
-        dims[index] = ("", PLUS)[passing]
-        partial.update(operator.outputs * passing)
-    return dims
-
-
-def _passes(iteration: Iteration, inputs: Sequence[int], partial: Collection[int]) -> bool:
-    """Whether partial sums pass an operator: all that it is linear in are such."""
-    arrives = [inputs[at] in partial for at in iteration.linear]
-    return bool(arrives) and all(arrives)
+    passing = {
+        index: PLUS if iteration.linear and not samples.operator_dim[index] else ""
+        for index, iteration in enumerate(iterations)
+    }
+    return follow(graph, iterations, passing, pieces, lying)
