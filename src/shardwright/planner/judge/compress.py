@@ -25,11 +25,11 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program, Value
 from shardwright.core.strategy import REAL, Compressor, GradientSync
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost.burden import BENEATH, is_measured, message_burden
-from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.burden import BENEATH, is_measured
 from shardwright.planner.judge.evaluate import (
     Evaluation,
     Run,
+    burden_of,
     merge,
     message_cost,
     priced,
@@ -250,12 +250,9 @@ def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
     """Return what messages take from the thread that computes, where that was measured."""
     if not is_measured(context.table):
         return None
-    mesh = lane.program.meshes[message.mesh]
-    devices = peer_groups(context.cluster, mesh, message.axes)[0][0]
 
     def load(sizes: Sizes) -> Sizes:
-        ends = (devices, context.cluster, context.table)
-        burdens = [message_burden(message.primitive, float(size), *ends) for size in sizes]
+        burdens = [burden_of(context, lane.program, message, float(size)) for size in sizes]
         return np.array([burden.held + burden.stolen for burden in burdens])
 
     return load

@@ -15,12 +15,9 @@ from shardwright.core.plan import Objective
 from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost import collective_seconds
-from shardwright.planner.cost.burden import is_measured, message_burden
+from shardwright.planner.cost.burden import Burden, is_measured, message_burden
 from shardwright.planner.cost.feed import Feeding, input_costs
-from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
-from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.judge.lost import lost_share
 from shardwright.planner.judge.ties import Doubts, doubts_of, half_width
 from shardwright.planner.lower import lower
@@ -314,10 +311,8 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
 def _held(context: Context, program: Program, message: Message, ready: Sizes, sizes: Sizes) -> Held:
     """Return what such a message takes from what computes, as a line through the smallest and all of them; what
     the backend's threads steal as far as there is computation left to steal from when a gradient is ready."""
-    devices = peer_groups(context.cluster, program.meshes[message.mesh], message.axes)[0][0]
     small, large = float(sizes.min()), float(sizes.sum())
-    ends = (devices, context.cluster, context.table)
-    few, all_bytes = (message_burden(message.primitive, size, *ends) for size in (small, large))
+    few, all_bytes = (burden_of(context, program, message, size) for size in (small, large))
     beneath = (ready[-1] - ready) / few.hiding if few.hiding else np.ones_like(ready)
     served = float(np.minimum(beneath, 1.0).mean())
     low, high = (one.held + served * one.stolen for one in (few, all_bytes))
@@ -339,6 +334,13 @@ def _ready(program: Program, timeline: Timeline, index: int) -> float:
     return float(timeline.end[before].max(initial=0.0))
 
 
+def burden_of(context: Context, program: Program, message: Message, num_bytes: float) -> Burden:
+    """Return what such a message of so many bytes costs ranks that compute."""
+    wires = context.prices.wires(program.meshes[message.mesh])
+    devices = wires.groups(message.axes)[0][0]
+    return message_burden(message.primitive, num_bytes, devices, context.cluster, context.table)
+
+
 def message_cost(
     context: Context, program: Program, message: Message, *, with_held: bool = True
 ) -> Cost:
@@ -348,8 +350,7 @@ def message_cost(
     Read off between powers of two, since merging asks for the cost of every pair of gradients.
     """
     mesh = program.meshes[message.mesh]
-    routes = peer_groups(context.cluster, mesh, message.axes)
-    known: dict[int, float] = {}
+    wires = context.prices.wires(mesh)
     # Seconds of no bytes, and per byte, by powers of two.
     lines = np.zeros((2, np.finfo(np.float64).maxexp))
     drawn: set[int] = set()
@@ -357,24 +358,13 @@ def message_cost(
     # Of pairs, which follow each other in rounds, so many bytes are those of all rounds.
     rounds = (math.prod([mesh.sizes[axis] for axis in message.axes]) - 1).bit_length()
 
-    def slowest_of(power: int) -> float:
-        ends = (context.cluster, context.table)
-        if message.pairs:
-            route = (mesh, message.axes, message.pairs)
-            return rounds * paired_seconds(*route, 2**power // rounds, ends).seconds
-        return max(
-            collective_seconds(message.primitive, 2**power, devices, *ends, concurrent).seconds
-            for devices, concurrent in routes
-        )
-
     def exactly(power: int) -> float:
-        if power not in known:
-            slowest = slowest_of(power)
-            held = message_burden(
-                message.primitive, 2**power, routes[0][0], context.cluster, context.table
-            ).held
-            known[power] = slowest + context.prices.message_seconds + with_held * held
-        return known[power]
+        if message.pairs:
+            seconds = rounds * wires.paired(message.axes, message.pairs, 2**power // rounds)
+        else:
+            seconds = wires.slowest(message.primitive, message.axes, 2**power)
+        held = burden_of(context, program, message, 2**power).held
+        return seconds + context.prices.message_seconds + with_held * held
 
     def cost(num_bytes: Sizes) -> Sizes:
         powers = np.frexp(np.maximum(num_bytes, 1.0))[1] - 1
