@@ -14,7 +14,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.schedules import NamedSchedule
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
-from shardwright.planner.model.arrangements import Arrangement, Shape
+from shardwright.planner.model.arrangements import Arrangement, shape_of
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.decisions import Statement
 from shardwright.planner.model.problem import Problem
@@ -130,7 +130,7 @@ def test_deep_models_get_more_chunks_a_device_where_few_microbatches_fill_a_pipe
     """And each plan's bound holds for all with no more chunks than it has."""
     graph, where = residual(batch=8, width=512, depth=24), cluster(4, 1, flops=1e9, far=1e8)
     pool = Pool(Context.of(graph, where, CostTable(), Training()), math.inf)
-    run(pool, partial(of_shape, Shape(stages=4, data=1, tensor=1, microbatches=(4,))))
+    run(pool, partial(of_shape, shape_of(4, 1, 1, (4,))))
     run(pool, schedules)
     found = pool.findings()
     whole = [one for one in found.fitting if not one.strategy.pipeline.splits_backward]

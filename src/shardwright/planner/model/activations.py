@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +17,9 @@ from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape
 from shardwright.operators.counting.work import has_backward
+from shardwright.planner.model.decisions import Decisions, Dims, Statement
 from shardwright.planner.model.flows import Flow
+from shardwright.planner.model.messages import Copy
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.terms import (
     EACH,
@@ -30,12 +31,7 @@ from shardwright.planner.model.terms import (
     Term,
     term,
 )
-
-if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions, Statement
-    from shardwright.planner.model.domains import Dims
-    from shardwright.planner.model.messages import Copy
-    from shardwright.planner.space.configs import Pair
+from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
 Axes = tuple[bool, ...]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.legality import MOST_MICROBATCHES
@@ -75,26 +75,18 @@ def global_batch(context: Context) -> int:
     return batch_size(context.graph, context.facts.samples)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Arrangements that differ in nothing but the number of microbatches, fewest first."""
+# Arrangements that differ in nothing but the number of microbatches, fewest first.
+Shape = tuple[Arrangement, ...]
 
-    stages: int
-    data: int
-    tensor: int
-    microbatches: tuple[int, ...]
-    outer: int = 1
 
-    @property
-    def arrangements(self) -> tuple[Arrangement, ...]:
-        """One per number of microbatches."""
-        return tuple(
-            Arrangement(
-                stages=self.stages, data=self.data, outer=self.outer, tensor=self.tensor,
-                microbatches=count,
-            )
-            for count in self.microbatches
-        )  # fmt: skip
+def shape_of(
+    stages: int, data: int, tensor: int, microbatches: Iterable[int], outer: int = 1
+) -> Shape:
+    """Return an arrangement per number of microbatches."""
+    return tuple(
+        Arrangement(stages=stages, data=data, outer=outer, tensor=tensor, microbatches=count)
+        for count in microbatches
+    )
 
 
 def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
@@ -106,19 +98,18 @@ def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
             data = width // tensor
             counts = microbatch_counts(context, data, stages)
             if counts:
-                yield Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
+                yield shape_of(stages, data, tensor, counts)
 
 
 def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
     """Yield the shapes in which every operator splits what it likes over all devices, if ``shapes``
     does not: over one axis, and in graphs of few operators over two."""
     counts = microbatch_counts(context, 1, 1)
-    one = Shape(stages=1, data=1, tensor=num_devices, microbatches=counts)
     if num_devices > _widest(context.cluster):
-        yield one
+        yield shape_of(1, 1, num_devices, counts)
     if len(context.graph.operators) <= SMALL_GRAPH:
         for outer in _divisors(num_devices // 2, num_devices)[1:]:
-            yield replace(one, outer=outer, tensor=num_devices // outer)
+            yield shape_of(1, 1, num_devices // outer, counts, outer)
 
 
 def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.layout import PARTIAL, REPLICATE, local_bytes
 from shardwright.planner.cost import collective_seconds
-
-if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions
+from shardwright.planner.model.decisions import Decisions
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -35,8 +32,13 @@ def find_crossings(decisions: Decisions) -> tuple[Crossing, ...]:
     known: dict[int, float] = {}
     rows: dict[tuple[int, int], NDArray[np.float64]] = {}  # equal for equal blocks
     found: list[Crossing] = []
-    for tensor, first, last in context.facts.passing:
-        spec = graph.tensors[tensor]
+    for tensor, spec in enumerate(graph.tensors):
+        readers = graph.consumers[tensor]
+        if spec.producer < 0 or not spec.needs_gradient or not readers:
+            continue
+        first, last = ties.block[spec.producer], max([ties.block[reader] for reader in readers])
+        if first == last:
+            continue
         root = ties.root[spec.producer]
         position = graph.operators[spec.producer].outputs.index(tensor)
         if (root, position) not in rows:

@@ -50,17 +50,3 @@ def find_flows(graph: OperatorGraph, ties: Ties) -> tuple[Flow, ...]:
             for key, blocks in found.items()
         ]
     )  # fmt: skip
-
-
-def find_passing(graph: OperatorGraph, ties: Ties) -> tuple[tuple[int, int, int], ...]:
-    """List every trained activation that is read in a later block: (tensor, the block that makes it,
-    the last that reads it)."""
-    found: list[tuple[int, int, int]] = []
-    for tensor, spec in enumerate(graph.tensors):
-        readers = graph.consumers[tensor]
-        if spec.producer < 0 or not spec.needs_gradient or not readers:
-            continue
-        first, last = ties.block[spec.producer], max([ties.block[reader] for reader in readers])
-        if first != last:
-            found.append((tensor, first, last))
-    return tuple(found)

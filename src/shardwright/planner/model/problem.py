@@ -18,8 +18,7 @@ from shardwright.core.graph import tensor_bytes
 from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.model.activations import state_activations
 from shardwright.planner.model.crossings import Crossing, find_crossings
-from shardwright.planner.model.decisions import Decisions, Statement
-from shardwright.planner.model.domains import Dims
+from shardwright.planner.model.decisions import Decisions, Dims, Statement
 from shardwright.planner.model.facts import Shapes
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.parameters import parameter_config, state_parameters
@@ -155,7 +154,8 @@ class Problem(Decisions):
         """Return an operator's local shapes under every config, and what it takes; those of a sort share them."""
         context, sort = self.context, self.context.prices.sort(index)
         if sort not in self._known:
-            local = [self.local(index, dims) for dims in self.domains[index]]
+            ends = (self.mesh.sizes, self.num_microbatches)
+            local = [context.facts.local(index, dims, *ends) for dims in self.domains[index]]
             self._known[sort] = [(*one, context.prices.seconds(index, *one)) for one in local]
         return self._known[sort]
 
