@@ -180,7 +180,7 @@ def _by_blocks(context: Context, evaluation: Evaluation) -> Evaluation:
     if evaluation.strategy.gradient_sync == strategy.gradient_sync:
         return evaluation
     merged = evaluate(context, strategy, evaluation.least_seconds)
-    return merged if merged.seconds < evaluation.seconds else evaluation
+    return min(evaluation, merged, key=lambda one: one.seconds)
 
 
 def by_blocks(context: Context, strategy: Strategy) -> Strategy:
@@ -255,7 +255,8 @@ def sent_alone(
     and its bytes; and one such message each."""
     channels: Channels = {}
     groups: dict[tuple[object, ...], Message] = {}
-    last, sync = _last_instruction(program), program.strategy.gradient_sync
+    sent, sync = np.flatnonzero(program.kind == Kind.MESSAGE), program.strategy.gradient_sync
+    last = dict(zip(program.item[sent].tolist(), sent.tolist(), strict=True))
     for item, message in enumerate(program.messages):
         if message.purpose != "synchronise" or item not in last or len(message.sources) != 1:
             continue
@@ -318,14 +319,6 @@ def _held(context: Context, program: Program, message: Message, ready: Sizes, si
     low, high = (one.held + served * one.stolen for one in (few, all_bytes))
     slope = max(high - low, 0.0) / (large - small) if large > small else 0.0
     return max(low - slope * small, 0.0), slope
-
-
-def _last_instruction(program: Program) -> dict[int, int]:
-    """Return, per message, its last instruction."""
-    found: dict[int, int] = {}
-    for index in np.flatnonzero(program.kind == Kind.MESSAGE):
-        found[int(program.item[index])] = int(index)
-    return found
 
 
 def _ready(program: Program, timeline: Timeline, index: int) -> float:

@@ -18,8 +18,6 @@ from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape
 from shardwright.operators.counting.work import has_backward
 from shardwright.planner.model.decisions import Decisions, Dims, Statement
-from shardwright.planner.model.flows import Flow
-from shardwright.planner.model.messages import Copy
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.terms import (
     EACH,
@@ -31,6 +29,7 @@ from shardwright.planner.model.terms import (
     Term,
     term,
 )
+from shardwright.planner.model.ties import Flow
 from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
@@ -70,9 +69,8 @@ class _Copies:
         inside = {context.facts.ties.block[r] for r in graph.consumers[flow.tensor]}
         self.switch = decisions.mode_of.get(lead) if len(inside) == 1 else None
         self.modes = decisions.modes if self.switch is not None else (KEEP,)
-        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.kept)
-        self._tables = statement.tables.setdefault((*kind, self.once), {})
-        self._known = decisions.wires.copies.setdefault(kind, {})
+        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.kept, self.once)
+        self._tables = statement.tables.setdefault(kind, {})
 
     def _key(self, pair: Pair) -> Key:
         return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
@@ -110,15 +108,16 @@ class _Copies:
         if not self.spec.needs_gradient or self.once:
             return []
         terms: list[Term] = []
-        blocks = self._reading_blocks()
         graph = self.decisions.context.graph
         ends = [
-            end
-            for end in zip(self.flow.readers, self.wanted, strict=True)
-            if has_backward(graph, graph.operators[end[0][0]])
+            (reader, home, wanted)
+            for (reader, _), home, wanted in zip(
+                self.flow.readers, self.flow.homes, self.wanted, strict=True
+            )
+            if has_backward(graph, graph.operators[reader])
         ]
-        for ((left, first), here), ((right, second), there) in itertools.pairwise(ends):
-            if blocks[left, first] != blocks[right, second]:
+        for (left, home, here), (right, other, there) in itertools.pairwise(ends):
+            if home != other:
                 continue  # a stage may begin between them
             table = np.zeros((NUM_COLUMNS, len(here), len(there)))
             for key in set(here) & set(there):
@@ -149,16 +148,6 @@ class _Copies:
             names = facts.iteration(reader).inputs[position]
             if sample and sample in names and not facts.is_once(reader):
                 yield names.index(sample)
-
-    def _reading_blocks(self) -> dict[tuple[int, int], int]:
-        """Return the block of every reader, by its root and position."""
-        graph, ties = self.decisions.context.graph, self.decisions.context.facts.ties
-        return {
-            (ties.root[reader], position): ties.block[reader]
-            for reader in graph.consumers[self.flow.tensor]
-            for position, read in enumerate(graph.operators[reader].inputs)
-            if read == self.flow.tensor
-        }
 
     def _sum_seconds(self, key: Key) -> float:
         local = local_shape(self.shape, key[0], self.decisions.mesh.sizes)
@@ -202,10 +191,7 @@ class _Copies:
         for (source, axes), i in places.items():
             for target, j in columns.items():
                 if source != target and target not in skip:
-                    way = (source, axes, target)
-                    if way not in self._known:
-                        self._known[way] = self._crossing(*way)
-                    crossings[:, i, j] = self._known[way]
+                    crossings[:, i, j] = self._crossing(source, axes, target)
         table = self._by_mode(crossings, whole)
         row = [places[entry] for entry in made]
         column = [columns[key] for key in wanted]
@@ -227,8 +213,8 @@ class _Copies:
             table[EACH, never] = math.inf
         return table
 
-    def _crossing(self, source: Key, axes: Axes, target: Key) -> Copy:
-        """Return what one copy takes."""
+    def _crossing(self, source: Key, axes: Axes, target: Key) -> tuple[float, float, int]:
+        """Return the seconds of one copy, forward and backward, and the bytes that it adds until backward."""
         wires, way = self.decisions.wires, (self.shape, self.spec.dtype)
         forward, backward = wires.moving(*way, source[0], target[0]), 0.0
         if forward == math.inf:

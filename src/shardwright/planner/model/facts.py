@@ -16,9 +16,8 @@ from shardwright.planner.lower.fold import Folder
 from shardwright.planner.lower.gradients import hands_on
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.spread import Spreader
-from shardwright.planner.model.flows import Flow, find_flows
 from shardwright.planner.model.saves import find_saves
-from shardwright.planner.model.ties import Ties, tie_blocks
+from shardwright.planner.model.ties import Flow, Ties, find_flows, tie_blocks
 from shardwright.planner.remember import remembered
 from shardwright.planner.space import placements
 from shardwright.planner.space.configs import Placements

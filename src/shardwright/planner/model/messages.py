@@ -26,13 +26,11 @@ from shardwright.planner.space import reshard_steps
 Axes = tuple[int, ...]
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024
-# Of a copy the seconds, forward and backward, and the bytes that it adds until backward.
-Copy = tuple[float, float, int]
 
 
 class MessageCosts:
-    """Seconds of messages on one mesh, as ``planner.cost.price`` would price them; and what problems on
-    it work out once: what ``parameters`` cost, and ``copies`` of each kind of activations."""
+    """Seconds of messages on one mesh, as ``planner.cost.price`` would price them; and what
+    ``parameters`` cost, which problems on it work out once."""
 
     def __init__(
         self, cluster: Cluster, table: CostTable, message_seconds: float, mesh: Mesh
@@ -41,7 +39,6 @@ class MessageCosts:
         self._starting = message_seconds
         self._has_burdens = is_measured(table)
         self.parameters: dict[object, tuple[NDArray[np.float64], float]] = {}
-        self.copies: dict[object, dict[object, Copy]] = {}
 
     @remembered
     def groups(self, axes: Axes) -> list[tuple[tuple[int, ...], int]]:

@@ -7,8 +7,7 @@ producer. What one block hands to another always stays, since recomputation star
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -24,10 +23,10 @@ class Saves:
     kept too. ``maker[tensor]``: the operator that made its storage, -1 for none.
     """
 
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
-    crossing: tuple[tuple[int, ...], ...]
-    extra: tuple[ExtraBytes, ...]
+    inputs: Sequence[Sequence[int]]
+    outputs: Sequence[Sequence[int]]
+    crossing: Sequence[Sequence[int]]
+    extra: Sequence[ExtraBytes]
     kept_below: tuple[bool, ...]
     maker: tuple[int, ...]
 
@@ -36,49 +35,26 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
     """Walk the graph once; linear in its size."""
     storage = storages(graph)
     savers, own, extra = _savers(graph, storage)
-    inputs, outputs, crossing = (defaultdict[int, list[int]](list) for _ in range(3))
-    for tensor, maker in _made(graph, storage):
-        position = graph.operators[maker].outputs.index(tensor)
-        if _leaves(graph, block, tensor):
+    inputs, outputs, crossing = ([list[int]() for _ in graph.operators] for _ in range(3))
+    for tensor, spec in enumerate(graph.tensors):
+        maker, readers = spec.producer, graph.consumers[tensor]
+        if maker < 0 or storage[tensor] != tensor:
+            continue
+        position, keepers = graph.operators[maker].outputs.index(tensor), savers[tensor]
+        if spec.needs_gradient and any(block[reader] != block[maker] for reader in readers):
             crossing[maker].append(position)
-        elif tensor not in own and _is_kept_by_its_only_reader(graph, savers, tensor):
-            reader, place = savers[tensor][0]
-            inputs[reader].append(place)
-        elif savers[tensor] or tensor in own:
+        elif tensor not in own and len(readers) == 1 and [one for one, _ in keepers] == [*readers]:
+            inputs[readers[0]].append(keepers[0][1])  # by its only reader
+        elif keepers or tensor in own:
             outputs[maker].append(position)
     return Saves(
-        inputs=_by_operator(graph, inputs),
-        outputs=_by_operator(graph, outputs),
-        crossing=_by_operator(graph, crossing),
-        extra=tuple(extra),
+        inputs=inputs,
+        outputs=outputs,
+        crossing=crossing,
+        extra=extra,
         kept_below=tuple(bool(savers[root]) for root in storage),
         maker=tuple(graph.tensors[root].producer for root in storage),
     )
-
-
-def _by_operator(graph: OperatorGraph, found: dict[int, list[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(found.get(index, ())) for index in range(len(graph.operators)))
-
-
-def _made(graph: OperatorGraph, storage: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Give the tensors that operators make in storages of their own, with these operators."""
-    for tensor, spec in enumerate(graph.tensors):
-        if spec.producer >= 0 and storage[tensor] == tensor:
-            yield tensor, spec.producer
-
-
-def _leaves(graph: OperatorGraph, block: tuple[int, ...], tensor: int) -> bool:
-    """Whether a tensor with a gradient is read in another block than it is made in."""
-    spec = graph.tensors[tensor]
-    home = block[spec.producer]
-    return spec.needs_gradient and any(block[r] != home for r in graph.consumers[tensor])
-
-
-def _is_kept_by_its_only_reader(
-    graph: OperatorGraph, savers: list[list[tuple[int, int]]], tensor: int
-) -> bool:
-    readers = graph.consumers[tensor]
-    return len(readers) == 1 and [readers[0]] == [index for index, _ in savers[tensor]]
 
 
 def _savers(

@@ -34,8 +34,7 @@ from shardwright.core.strategy import (
 )
 from shardwright.operators.splitting.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.operators.splitting.samples import Samples, State, find_samples
-from shardwright.planner.space.configs import is_choice
-from shardwright.planner.space.lying import wanted_as
+from shardwright.planner.space.configs import is_choice, wanted_as
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.seeds import block_buckets, data_dim, repeated_blocks
 

@@ -27,10 +27,9 @@ from shardwright.core.strategy import (
 )
 from shardwright.operators.splitting.iteration import PLUS, Iteration
 from shardwright.operators.splitting.samples import Samples, State, find_samples
-from shardwright.planner.space.configs import choices, is_choice
+from shardwright.planner.space.configs import choices, is_choice, wanted_as
 from shardwright.planner.space.experts import expert_dims, inner_dims
 from shardwright.planner.space.images import follow, spatial_dims
-from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.megatron import megatron_dims
 from shardwright.planner.space.rest import shard_further
 
