@@ -161,7 +161,7 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
 
 def starts_are_felt(context: Context, evaluation: Evaluation) -> bool:
     """Whether a step takes longer for starting one message a block."""
-    starts = len(context.facts.block_buckets) * context.starting
+    starts = len(context.facts.spreader.buckets) * context.starting
     return starts >= WORTHWHILE * evaluation.seconds
 
 
@@ -185,7 +185,7 @@ def _by_blocks(context: Context, evaluation: Evaluation) -> Evaluation:
 
 def by_blocks(context: Context, strategy: Strategy) -> Strategy:
     """Return a strategy with the gradients of each block travelling together."""
-    sync = replace(strategy.gradient_sync, method="block", buckets=context.facts.block_buckets)
+    sync = replace(strategy.gradient_sync, method="block", buckets=context.facts.spreader.buckets)
     return replace(strategy, gradient_sync=sync)
 
 
@@ -245,16 +245,13 @@ def _synced(program: Program, timeline: Timeline) -> float:
     return found / timeline.laps
 
 
-Channels = dict[tuple[object, ...], dict[int, tuple[float, float]]]
+# When each gradient became ready, and its bytes.
+Entries = dict[int, tuple[float, float]]
 
 
-def sent_alone(
-    program: Program, timeline: Timeline
-) -> tuple[Channels, dict[tuple[object, ...], Message]]:
-    """Return, by mesh and kind of message, when each gradient that may travel with others became ready
-    and its bytes; and one such message each."""
-    channels: Channels = {}
-    groups: dict[tuple[object, ...], Message] = {}
+def sent_alone(program: Program, timeline: Timeline) -> list[tuple[Message, Entries]]:
+    """Return, by mesh and kind of message, such a message, and the gradients that may travel with others."""
+    channels: dict[tuple[object, ...], tuple[Message, Entries]] = {}
     sent, sync = np.flatnonzero(program.kind == Kind.MESSAGE), program.strategy.gradient_sync
     last = dict(zip(program.item[sent].tolist(), sent.tolist(), strict=True))
     for item, message in enumerate(program.messages):
@@ -268,12 +265,11 @@ def sent_alone(
         key = (message.mesh, message.axes, message.primitive, source.scope, source.dtype)
         ready = _ready(program, timeline, last[item])
         # A parameter that is used in two layouts has two gradients: they travel in one bucket.
-        channel = channels.setdefault(key, {})
-        known, size = channel.get(source.tensor, (0.0, 0.0))
+        _, entries = channels.setdefault(key, (message, {}))
+        known, size = entries.get(source.tensor, (0.0, 0.0))
         ready = _joined(sync.of(source.tensor), known, ready)
-        channel[source.tensor] = ready, size + message.bytes
-        groups.setdefault(key, message)
-    return channels, groups
+        entries[source.tensor] = ready, size + message.bytes
+    return list(channels.values())
 
 
 def _joined(sync: GradientSync, known: float, ready: float) -> float:
@@ -283,10 +279,9 @@ def _joined(sync: GradientSync, known: float, ready: float) -> float:
 
 def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
     """Merge, per mesh and kind of message, the gradients in the order they became ready."""
-    channels, groups = sent_alone(program, timeline)
     buckets: list[tuple[int, ...]] = []
     taken: set[int] = set()
-    for key, entries in channels.items():
+    for message, entries in sent_alone(program, timeline):
         fresh = sorted(
             (ready, tensor, size)
             for tensor, (ready, size) in entries.items()
@@ -296,13 +291,13 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
             continue
         taken.update(tensor for _, tensor, _ in fresh)
         ready, _, sizes = np.array(fresh, dtype=np.float64).T
-        held = _held(context, program, groups[key], ready, sizes)
+        held = _held(context, program, message, ready, sizes)
         # What messages sent before held is among the ready times of gradients sent alone.
         stood = held[0] * np.arange(len(sizes)) + held[1] * (np.cumsum(sizes) - sizes)
         merged = merge_gradients(
             np.maximum(ready - stood, 0.0).tolist(),
             sizes.tolist(),
-            message_cost(context, program, groups[key]),
+            message_cost(context, program, message),
             held=held,
         )
         buckets += [tuple(fresh[position][1] for position in bucket) for bucket in merged]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.legality import MOST_MICROBATCHES
+from shardwright.core.legality import MOST_MICROBATCHES, divisors
 from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.strategy import Mesh
 from shardwright.operators.splitting.samples import batch_size
@@ -92,9 +92,9 @@ def shape_of(
 def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
     """Yield every shape of so many devices that divides the batch, in a fixed order."""
     widest = _widest(context.cluster)
-    for stages in _divisors(min(num_devices, len(context.facts.ties.ranges)), num_devices):
+    for stages in divisors(num_devices, len(context.facts.ties.ranges)):
         width = num_devices // stages
-        for tensor in _divisors(min(width, widest), width):
+        for tensor in divisors(width, widest):
             data = width // tensor
             counts = microbatch_counts(context, data, stages)
             if counts:
@@ -108,7 +108,7 @@ def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
     if num_devices > _widest(context.cluster):
         yield shape_of(1, 1, num_devices, counts)
     if len(context.graph.operators) <= SMALL_GRAPH:
-        for outer in _divisors(num_devices // 2, num_devices)[1:]:
+        for outer in divisors(num_devices, num_devices // 2)[1:]:
             yield shape_of(1, 1, num_devices // outer, counts, outer)
 
 
@@ -141,7 +141,3 @@ def _widest(cluster: Cluster) -> int:
     """Return the most devices that a tensor axis beside a data axis has."""
     hosts = Counter(device.host for device in cluster.devices)
     return max(SMALL_GROUP, *hosts.values())
-
-
-def _divisors(limit: int, number: int) -> list[int]:
-    return [value for value in range(1, limit + 1) if number % value == 0]

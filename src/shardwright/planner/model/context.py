@@ -79,5 +79,4 @@ class Context:
     ) -> float:
         """Return the seconds of an operator under a config over axes of these sizes, forward and backward in one of
         so many microbatches."""
-        cost = self.prices.seconds(index, *self.facts.local(index, dims, sizes, pieces))
-        return cost.forward + cost.backward
+        return sum(self.prices.seconds(index, *self.facts.local(index, dims, sizes, pieces)))

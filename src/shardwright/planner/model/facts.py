@@ -97,11 +97,6 @@ class Facts:
         """Makes strategies of deep graphs, quickly."""
         return Spreader(self.folder)
 
-    @property
-    def block_buckets(self) -> tuple[tuple[int, ...], ...]:
-        """The gradients of each block, to travel together."""
-        return self.spreader.buckets
-
     @cached_property
     def widest(self) -> dict[int, int]:
         """Per block, the operator with the largest result."""

@@ -79,7 +79,7 @@ class Problem(Decisions):
         """
         found = {True: 0.0, False: 0.0}
         for index in self.roots:
-            least = min(one.forward + one.backward for *_, one in self._shards(index))
+            least = min(sum(seconds) for *_, seconds in self._shards(index))
             is_once = self.context.facts.is_once(index)
             found[is_once] += least * self.context.facts.ties.times(index)
         return found[False], found[True]
