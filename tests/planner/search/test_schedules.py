@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import pytest
 
@@ -203,14 +202,15 @@ UNIT = 2.0**34
 class InUnits(Problem):
     """A problem with times in another unit."""
 
-    def statements(self) -> Iterator[Statement]:
-        for statement in super().statements():
-            terms = list[Term]()
-            for term in statement.terms:
-                columns = term.columns.copy()
-                columns[[EACH, ONCE, GATHER, SYNC]] /= UNIT
-                terms.append(replace(term, columns=columns))
-            yield Statement(tuple(statement.sizes), tuple(terms))
+    @cached_property
+    def statement(self) -> Statement:
+        statement = super().statement
+        terms = list[Term]()
+        for term in statement.terms:
+            columns = term.columns.copy()
+            columns[[EACH, ONCE, GATHER, SYNC]] /= UNIT
+            terms.append(replace(term, columns=columns))
+        return Statement(tuple(statement.sizes), tuple(terms))
 
 
 def test_what_is_proved_of_chunks_does_not_depend_on_the_unit_of_time() -> None:

@@ -339,10 +339,8 @@ def message_cost(
     """
     mesh = program.meshes[message.mesh]
     wires = context.prices.wires(mesh)
-    # Seconds of no bytes, and per byte, by powers of two.
-    lines = np.zeros((2, np.finfo(np.float64).maxexp))
-    drawn: set[int] = set()
-
+    # Seconds of no bytes, and per byte, by powers of two, once these were asked for.
+    lines = np.full((2, np.finfo(np.float64).maxexp), np.nan)
     # Of pairs, which follow each other in rounds, so many bytes are those of all rounds.
     rounds = (math.prod([mesh.sizes[axis] for axis in message.axes]) - 1).bit_length()
 
@@ -356,10 +354,9 @@ def message_cost(
 
     def cost(num_bytes: Sizes) -> Sizes:
         powers = np.frexp(np.maximum(num_bytes, 1.0))[1] - 1
-        for power in set(powers.tolist()) - drawn:
+        for power in set(powers[np.isnan(lines[0, powers])].tolist()):
             low, high = exactly(power), exactly(power + 1)
             lines[:, power] = 2 * low - high, (high - low) / 2**power
-            drawn.add(power)
         constant, slope = lines[:, powers]
         return constant + slope * num_bytes
 

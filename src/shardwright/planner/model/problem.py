@@ -7,7 +7,7 @@ exist (one copy serves all readers that want the same layouts, as in lowering).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.strategy import ParameterConfig
-from shardwright.planner.model.activations import state_activations
-from shardwright.planner.model.crossings import Crossing, find_crossings
+from shardwright.planner.model.activations import Crossing, find_crossings, state_activations
 from shardwright.planner.model.decisions import Decisions, Dims, Statement
 from shardwright.planner.model.facts import Shapes
 from shardwright.planner.model.modes import KEEP, Mode
@@ -48,19 +47,9 @@ class Problem(Decisions):
     def statement(self) -> Statement:
         """All tables, with the variables of copies and of parameters' levels."""
         statement = Statement(self.choices, self._own_terms)
-        state_activations(self, statement, 1)
+        state_activations(self, statement)
         state_parameters(self, statement)
         return statement
-
-    def statements(self) -> Iterator[Statement]:
-        """State more and more, for use at once: first what is soon said, activations that several operators
-        read; then parameters; then all."""
-        statement = Statement(self.choices, self._own_terms)
-        state_activations(self, statement, 2)
-        yield statement
-        state_parameters(self, statement)
-        yield statement
-        yield self.statement
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -80,14 +80,8 @@ def least_looped(
             for seconds, memory in [_counted(problem, arrangement, chunks, most, held)]
         ]
     )
-    seconds = 0.0
-    for statement in problem.statements():
-        kinds = network(tuple(statement.sizes), statement.terms, most)
-        if not kinds.is_wide:
-            seconds = max(seconds, _strongest(kinds, ways, limit, ends))
-        if seconds >= ends[1]:
-            break
-    return seconds
+    kinds = network(problem.sizes, problem.statement.terms, most)
+    return 0.0 if kinds.is_wide else _strongest(kinds, ways, limit, ends)
 
 
 def _counted(

@@ -43,7 +43,8 @@ class TooFewBlocks(ValueError):
 # Sizes of buckets as torch's DistributedDataParallel has them.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
-# Axes beside that of data which may split experts.
+# Axes of a mesh, the last of which varies fastest, and those beside that of data which may split experts.
+AXES = ("data", "group", "expert", "context", "height", "width", "tensor")
 BesideData = tuple[Literal["context", "tensor"], ...]
 
 
@@ -89,9 +90,8 @@ class Seed:
     @property
     def expert_pieces(self) -> int:
         """Over how many devices the experts of a layer lie."""
-        over = self.experts_over
-        context, tensor = "context" in over, "tensor" in over
-        return self.expert * (self.context if context else 1) * (self.tensor if tensor else 1)
+        over = {"context": self.context, "tensor": self.tensor}
+        return self.expert * math.prod(over[axis] for axis in self.experts_over)
 
     @property
     def label(self) -> str:
@@ -207,15 +207,7 @@ def _said_once(label: str) -> str:
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
-    degrees = {
-        "data": seed.data,
-        "group": seed.group,
-        "expert": seed.expert,
-        "context": seed.context,
-        "height": seed.height,
-        "width": seed.width,
-        "tensor": seed.tensor,
-    }
+    degrees: dict[str, int] = {axis: getattr(seed, axis) for axis in AXES}
     axes = tuple([axis for axis, degree in degrees.items() if degree > 1 or axis == "data"])
     sizes = tuple([degrees[axis] for axis in axes])
     width = math.prod(sizes)
