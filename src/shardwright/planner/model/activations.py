@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_bytes, local_shape
 from shardwright.operators.counting.work import has_backward
 from shardwright.planner.cost import collective_seconds
+from shardwright.planner.model.context import Context
 from shardwright.planner.model.decisions import Decisions, Dims, Statement
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.terms import (
@@ -274,13 +276,8 @@ def find_crossings(decisions: Decisions) -> tuple[Crossing, ...]:
     known: dict[int, float] = {}
     rows: dict[tuple[int, int], NDArray[np.float64]] = {}  # equal for equal blocks
     found: list[Crossing] = []
-    for tensor, spec in enumerate(graph.tensors):
-        readers = graph.consumers[tensor]
-        if spec.producer < 0 or not spec.needs_gradient or not readers:
-            continue
-        first, last = ties.block[spec.producer], max([ties.block[reader] for reader in readers])
-        if first == last:
-            continue
+    for tensor, first, last in _passing(context):
+        spec = graph.tensors[tensor]
         root = ties.root[spec.producer]
         position = graph.operators[spec.producer].outputs.index(tensor)
         if (root, position) not in rows:
@@ -299,6 +296,17 @@ def find_crossings(decisions: Decisions) -> tuple[Crossing, ...]:
             Crossing(first=first, last=last, variable=variable, seconds=rows[root, position])
         )
     return tuple(found)
+
+
+def _passing(context: Context) -> Iterator[tuple[int, int, int]]:
+    """Yield the trained activations that are read in a later block, the block that makes each, and the last that
+    reads it."""
+    graph, block = context.graph, context.facts.ties.block
+    for tensor, spec in enumerate(graph.tensors):
+        if spec.producer >= 0 and spec.needs_gradient and graph.consumers[tensor]:
+            first, last = block[spec.producer], max(block[one] for one in graph.consumers[tensor])
+            if first != last:
+                yield tensor, first, last
 
 
 def _transfer(decisions: Decisions, num_bytes: int) -> float:

@@ -7,7 +7,7 @@ producer. What one block hands to another always stays, since recomputation star
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -26,7 +26,7 @@ class Saves:
     inputs: Sequence[Sequence[int]]
     outputs: Sequence[Sequence[int]]
     crossing: Sequence[Sequence[int]]
-    extra: Sequence[ExtraBytes]
+    extra: tuple[ExtraBytes, ...]
     kept_below: tuple[bool, ...]
     maker: tuple[int, ...]
 
@@ -35,26 +35,47 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
     """Walk the graph once; linear in its size."""
     storage = storages(graph)
     savers, own, extra = _savers(graph, storage)
-    inputs, outputs, crossing = ([list[int]() for _ in graph.operators] for _ in range(3))
-    for tensor, spec in enumerate(graph.tensors):
-        maker, readers = spec.producer, graph.consumers[tensor]
-        if maker < 0 or storage[tensor] != tensor:
-            continue
-        position, keepers = graph.operators[maker].outputs.index(tensor), savers[tensor]
-        if spec.needs_gradient and any(block[reader] != block[maker] for reader in readers):
+    inputs, outputs, crossing = (tuple([list[int]() for _ in graph.operators]) for _ in range(3))
+    for tensor, maker in _made(graph, storage):
+        position = graph.operators[maker].outputs.index(tensor)
+        if _leaves(graph, block, tensor):
             crossing[maker].append(position)
-        elif tensor not in own and len(readers) == 1 and [one for one, _ in keepers] == [*readers]:
-            inputs[readers[0]].append(keepers[0][1])  # by its only reader
-        elif keepers or tensor in own:
+        elif tensor in own:
+            outputs[maker].append(position)
+        elif _is_kept_by_its_only_reader(graph, savers, tensor):
+            reader, place = savers[tensor][0]
+            inputs[reader].append(place)
+        elif savers[tensor]:
             outputs[maker].append(position)
     return Saves(
         inputs=inputs,
         outputs=outputs,
         crossing=crossing,
-        extra=extra,
+        extra=tuple(extra),
         kept_below=tuple(bool(savers[root]) for root in storage),
         maker=tuple(graph.tensors[root].producer for root in storage),
     )
+
+
+def _made(graph: OperatorGraph, storage: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Give the tensors that operators make in storages of their own, with these operators."""
+    for tensor, spec in enumerate(graph.tensors):
+        if spec.producer >= 0 and storage[tensor] == tensor:
+            yield tensor, spec.producer
+
+
+def _leaves(graph: OperatorGraph, block: tuple[int, ...], tensor: int) -> bool:
+    """Whether a tensor with a gradient is read in another block than it is made in."""
+    spec = graph.tensors[tensor]
+    home = block[spec.producer]
+    return spec.needs_gradient and any(block[r] != home for r in graph.consumers[tensor])
+
+
+def _is_kept_by_its_only_reader(
+    graph: OperatorGraph, savers: list[list[tuple[int, int]]], tensor: int
+) -> bool:
+    readers = graph.consumers[tensor]
+    return len(readers) == 1 and [readers[0]] == [index for index, _ in savers[tensor]]
 
 
 def _savers(
