@@ -42,8 +42,7 @@ from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.space import Seed, seed_strategy
-from shardwright.planner.space.configs import choices
-from shardwright.planner.space.lying import wanted_as
+from shardwright.planner.space.configs import choices, wanted_as
 from shardwright.runtime.capture import capture, load_model
 
 HERE = Path(__file__).resolve().parent

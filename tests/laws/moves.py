@@ -10,8 +10,7 @@ from shardwright.core.layout import Layout
 from shardwright.core.strategy import GradientSync, OperatorConfig, ParameterConfig, Strategy
 from shardwright.operators.splitting.iteration import PLUS, Iteration
 from shardwright.operators.splitting.samples import Samples
-from shardwright.planner.space.configs import choices
-from shardwright.planner.space.lying import wanted_as
+from shardwright.planner.space.configs import choices, wanted_as
 from shardwright.planner.space.rest import shard_further
 
 

@@ -31,8 +31,7 @@ from shardwright.operators.splitting import iterate
 from shardwright.operators.splitting.iteration import PLUS, Iteration
 from shardwright.operators.splitting.samples import Samples
 from shardwright.planner.schedule.pipeline import Action, Phase, needs
-from shardwright.planner.space.configs import choices, placements
-from shardwright.planner.space.lying import wanted_as
+from shardwright.planner.space.configs import choices, placements, wanted_as
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.seeds import data_dim
 

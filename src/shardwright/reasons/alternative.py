@@ -18,7 +18,7 @@ from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation
-from shardwright.planner.model.arrangements import Shape, global_batch, microbatch_counts
+from shardwright.planner.model.arrangements import Shape, global_batch, microbatch_counts, shape_of
 from shardwright.planner.search.answer import fitting, make_plan
 from shardwright.planner.search.asked import uses
 from shardwright.planner.search.loop import Proposal, Proposals, run
@@ -124,10 +124,10 @@ def _unused(wanted: dict[str, int], tried: Sequence[Evaluation]) -> str:
     )
 
 
-def _judge_shape(pool: Pool, shape: Shape) -> None:
+def _judge_shape(pool: Pool, stages: int, shape: Shape) -> None:
     blocks = len(pool.context.facts.ties.ranges)
-    if shape.stages > blocks:
-        raise InputError(f"pp {shape.stages} needs as many blocks, but the model has {blocks}")
+    if stages > blocks:
+        raise InputError(f"pp {stages} needs as many blocks, but the model has {blocks}")
     run(pool, partial(of_shape, shape))
     run(pool, shortlist)
 
@@ -146,7 +146,7 @@ def _judge_degrees(pool: Pool, wish: Wish) -> None:
     if wish.microbatches is not None:
         counts = (wish.microbatches,)
     if wish.zero is None and wish.recompute is None:
-        _judge_shape(pool, Shape(stages=stages, data=data, tensor=tensor, microbatches=counts))
+        _judge_shape(pool, stages, shape_of(stages, data, tensor, counts))
     seeds = [
         Seed(
             data=data, tensor=tensor, stages=stages, zero=wish.zero or 0,

@@ -103,7 +103,7 @@ class _Descent:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         every = shapes(pool.context, pool.context.num_devices)
-        self.known = {(shape.stages, shape.tensor): shape for shape in every}
+        self.known = {(shape[0].stages, shape[0].tensor): shape for shape in every}
         self.candidates: list[Candidate] = []
 
     @property
@@ -113,7 +113,7 @@ class _Descent:
 
     @remembered
     def _least_at(self, place: Place) -> float:
-        found = ends(self._pool, self.known[place].arrangements[-1])
+        found = ends(self._pool, self.known[place][-1])
         self.candidates += found
         return min((one.bytes for one in found), default=math.inf)
 

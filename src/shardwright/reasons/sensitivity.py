@@ -20,6 +20,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.terms import KEPT, Weights
 from shardwright.planner.search.candidates import Candidate, likely_weights
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import CANDIDATES
@@ -61,7 +62,7 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     where the graph is too wide.
     """
     problem = place.problem
-    graph = problem.factor_graph(likely_weights(problem, place.arrangement))
+    graph = factor_graph(problem, likely_weights(problem, place.arrangement))
     own = Elimination.of(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
     price = byte_price(graph, limit - (peak_bytes - float(own.bytes[0])))
     splits = set(problem.config_of.values())
@@ -80,6 +81,19 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
         of_splits=min_marginals(bent, price),
         of_rest=min_marginals(fixed, price),
     )
+
+
+def factor_graph(problem: Problem, weights: Weights) -> FactorGraph:
+    """Return a problem's two-cost factor graph under one way to pipeline; a transient of tied blocks counts once,
+    all else per block."""
+    factors: list[Factor] = []
+    for term in problem.statement.terms:
+        count = len(term.blocks)
+        seconds = np.tensordot(weights.seconds * count, term.columns[:KEPT], axes=1)
+        kinds = np.array([weights.kept * count, weights.flight * count, weights.transient])
+        memory = np.tensordot(kinds, term.columns[KEPT:], axes=1)
+        factors.append(Factor(term.scope, seconds, memory))
+    return FactorGraph(problem.sizes, tuple(factors))
 
 
 def _charged(graph: FactorGraph, place: Decoded, variables: set[int], fee: float) -> FactorGraph:

@@ -14,7 +14,7 @@ from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.operators.splitting import iterate
 from shardwright.operators.splitting.iteration import PLUS, Iteration
-from shardwright.planner.space.lying import made_as
+from shardwright.planner.space.configs import made_as
 
 
 def carry_over(strategy: Strategy, graph: OperatorGraph, other: OperatorGraph) -> Strategy:

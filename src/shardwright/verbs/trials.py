@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import WARM_STEPS, Frontier, Measured, Plan
 from shardwright.core.strategy import Strategy
-from shardwright.planner.search import Survey, is_simpler
+from shardwright.planner.search import Survey, complexity
 from shardwright.report.units import seconds_text
 from shardwright.verbs.racing import ROUND_SECONDS, TRIED, Entry, run_trial
 from shardwright.verbs.refit import refit
@@ -128,7 +128,7 @@ def _simplest(ran: Sequence[Plan]) -> Plan:
     for plan in ran[1:]:
         are_same = not _ran(plan).told_apart(_ran(ran[0]))
         no_later = plan.objective.staleness <= best.objective.staleness
-        if are_same and no_later and is_simpler(plan.strategy, best.strategy):
+        if are_same and no_later and complexity(plan.strategy) < complexity(best.strategy):
             best = plan
     return best
 

@@ -50,7 +50,7 @@ def test_gradients_of_a_deep_graph_travel_by_blocks_where_that_is_faster() -> No
     evaluation = evaluate(context, alone)
     merged = merge(context, evaluation)
     assert merged.seconds < evaluation.seconds
-    blocks = GradientSync(method="block", buckets=context.facts.block_buckets)
+    blocks = GradientSync(method="block", buckets=context.facts.spreader.buckets)
     by_blocks = evaluate(context, replace(alone, gradient_sync=blocks))
     # Blocks together, or better still where starting that many messages is felt.
     assert merged.seconds <= by_blocks.seconds < evaluation.seconds
@@ -75,7 +75,7 @@ def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together(de
     blocks = evaluate(held, as_strategy(held, seed))
     merged = merge(held, blocks)
     assert merged.seconds < blocks.seconds
-    assert len(merged.strategy.gradient_sync.buckets) < len(held.facts.block_buckets)
+    assert len(merged.strategy.gradient_sync.buckets) < len(held.facts.spreader.buckets)
     capped = blocks.strategy.gradient_sync.carrying(capped_sync(graph))
     as_torch = evaluate(held, replace(blocks.strategy, gradient_sync=capped))
     assert merged.seconds < 1.02 * as_torch.seconds

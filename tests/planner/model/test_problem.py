@@ -19,6 +19,7 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import FactorGraph
 from shardwright.planner.solve.frontier import hull
+from shardwright.reasons.sensitivity import factor_graph
 from tests.planner.model.oracle import Additive
 from tests.planner.search.models import begun, cluster, images, mlp, residual, squares
 from tests.planner.solve import exhaustive
@@ -59,7 +60,7 @@ def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microba
     problem = problem_of(graph, sizes, microbatches)
     ties, rng = problem.context.facts.ties, random.Random(3)
     oracle = Additive(problem.context, problem.mesh, microbatches)
-    tables, finite = problem.factor_graph(WEIGHTS), 0
+    tables, finite = factor_graph(problem, WEIGHTS), 0
     for _ in range(60):
         config = {root: rng.randrange(len(problem.domains[root])) for root in problem.roots}
         level = {tensor: rng.randrange(num_levels(problem, tensor)) for tensor in problem.level_of}
@@ -101,7 +102,7 @@ def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) 
     for seconds, memory in sorted(set(points)):
         if not frontier or memory < frontier[-1][1]:
             frontier.append((seconds, memory))
-    factors = problem.factor_graph(WEIGHTS)
+    factors = factor_graph(problem, WEIGHTS)
     allowed = [np.arange(size) for size in factors.sizes]
     for tensor, variable in problem.level_of.items():
         allowed[variable] = np.array(levels if tensor in weights else (0,))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import pytest
 
@@ -14,7 +13,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.schedules import NamedSchedule
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
-from shardwright.planner.model.arrangements import Arrangement, Shape
+from shardwright.planner.model.arrangements import Arrangement, shape_of
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.decisions import Statement
 from shardwright.planner.model.problem import Problem
@@ -130,7 +129,7 @@ def test_deep_models_get_more_chunks_a_device_where_few_microbatches_fill_a_pipe
     """And each plan's bound holds for all with no more chunks than it has."""
     graph, where = residual(batch=8, width=512, depth=24), cluster(4, 1, flops=1e9, far=1e8)
     pool = Pool(Context.of(graph, where, CostTable(), Training()), math.inf)
-    run(pool, partial(of_shape, Shape(stages=4, data=1, tensor=1, microbatches=(4,))))
+    run(pool, partial(of_shape, shape_of(4, 1, 1, (4,))))
     run(pool, schedules)
     found = pool.findings()
     whole = [one for one in found.fitting if not one.strategy.pipeline.splits_backward]
@@ -203,14 +202,15 @@ UNIT = 2.0**34
 class InUnits(Problem):
     """A problem with times in another unit."""
 
-    def statements(self) -> Iterator[Statement]:
-        for statement in super().statements():
-            terms = list[Term]()
-            for term in statement.terms:
-                columns = term.columns.copy()
-                columns[[EACH, ONCE, GATHER, SYNC]] /= UNIT
-                terms.append(replace(term, columns=columns))
-            yield Statement(tuple(statement.sizes), tuple(terms))
+    @cached_property
+    def statement(self) -> Statement:
+        statement = super().statement
+        terms = list[Term]()
+        for term in statement.terms:
+            columns = term.columns.copy()
+            columns[[EACH, ONCE, GATHER, SYNC]] /= UNIT
+            terms.append(replace(term, columns=columns))
+        return Statement(tuple(statement.sizes), tuple(terms))
 
 
 def test_what_is_proved_of_chunks_does_not_depend_on_the_unit_of_time() -> None:

@@ -252,7 +252,7 @@ def test_progress_never_goes_back() -> None:
 
 def test_arrangements_divide_the_batch() -> None:
     context = Context.of(mlp(batch=6), cluster(1, 4), CostTable(), Training())
-    found = [a for shape in shapes(context, 4) for a in shape.arrangements]
+    found = [a for shape in shapes(context, 4) for a in shape]
     assert {a.num_devices for a in found} == {4}
     assert all(6 % (a.data * a.microbatches) == 0 for a in found)
     assert not any(a.data == 4 for a in found)
@@ -275,7 +275,7 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
     beside_data = [
         simulated(graph, replace(best, strategy=to_strategy(context, candidate)), where)[0]
         for shape in shapes(context, 16)
-        for arrangement in shape.arrangements[:2]
+        for arrangement in shape[:2]
         for candidate in explore(context, arrangement, math.inf).candidates
     ]
     assert best.predicted.step_seconds < 0.85 * min(beside_data)

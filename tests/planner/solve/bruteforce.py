@@ -27,6 +27,7 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import hull
+from shardwright.reasons.sensitivity import factor_graph
 from tests.layerwise.oracle import best_price, random_problem
 from tests.planner.search.models import cluster, mlp
 from tests.planner.solve.pareto import Front, front, union
@@ -109,14 +110,13 @@ def _stated(
     problem = Problem.of(
         Context.of(graph, machine, CostTable(), training), mesh, rng.choice([1, 2])
     )
-    return problem.factor_graph(
-        Weights(
-            each=rng.choice([1.0, 2.0]),
-            once=1.0,
-            exposed=(share := rng.choice([0.05, 0.5, 1.0])),
-            synced=share,
-        )
+    weights = Weights(
+        each=rng.choice([1.0, 2.0]),
+        once=1.0,
+        exposed=(share := rng.choice([0.05, 0.5, 1.0])),
+        synced=share,
     )
+    return factor_graph(problem, weights)
 
 
 def _unequal(rng: random.Random) -> Cluster:

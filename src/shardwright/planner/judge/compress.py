@@ -25,11 +25,11 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program, Value
 from shardwright.core.strategy import REAL, Compressor, GradientSync
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost.burden import BENEATH, is_measured, message_burden
-from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.burden import BENEATH, is_measured
 from shardwright.planner.judge.evaluate import (
     Evaluation,
     Run,
+    burden_of,
     merge,
     message_cost,
     priced,
@@ -54,12 +54,7 @@ def free_seconds(context: Context, evaluation: Evaluation) -> float:
     """Return what a step would take if summing gradients over devices took nothing, nor any message
     anything from computation (``unburdened``): where that is no less, there is nothing to compress for."""
     program, prices = priced(context, evaluation.strategy)
-    sums = [
-        place
-        for place, one in enumerate(program.messages)
-        if one.purpose == "synchronise" and one.primitive == "all_reduce"
-    ]
-    is_sum = (program.kind == Kind.MESSAGE) & np.isin(program.item, sums)
+    is_sum = (program.kind == Kind.MESSAGE) & np.isin(program.item, _sums(program))
     if not is_sum.any():
         return math.inf
     seconds = np.where(is_sum, 0.0, prices.seconds)
@@ -89,8 +84,9 @@ def packings(
     for how, sync in _offers(alone, least_sent, _summed(program)) if lanes else ():
         if how in MENU:
             menu.append(how)
-            yield _chosen(context, alone, lanes, menu)
-            yield _alike(context, alone, lanes, how)
+            yield _chosen(context, alone, lanes, (WHOLE, *menu))
+            alike = _chosen(context, alone, lanes, (how,))
+            yield replace(alike, apart=alone.apart, compressor=how[0], density=how[1])
         else:
             asked = evaluator(replace(strategy, gradient_sync=sync), evaluation.least_seconds)[2]
             yield merge(context, asked, evaluator).strategy.gradient_sync
@@ -120,9 +116,17 @@ def _summed(program: Program) -> list[tuple[Value, int]]:
     """Return the gradients that are summed over devices, and over how many."""
     return [
         (program.values[source], math.prod(program.meshes[one.mesh].sizes[at] for at in one.axes))
-        for one in program.messages
-        if one.purpose == "synchronise" and one.primitive == "all_reduce"
+        for one in map(program.messages.__getitem__, _sums(program))
         for source in one.sources
+    ]
+
+
+def _sums(program: Program) -> list[int]:
+    """Return the messages that sum gradients over devices."""
+    return [
+        place
+        for place, one in enumerate(program.messages)
+        if one.purpose == "synchronise" and one.primitive == "all_reduce"
     ]
 
 
@@ -150,9 +154,7 @@ class _Lane:
 
 
 def _lanes(program: Program, timeline: Timeline) -> Iterator[_Lane]:
-    channels, messages = sent_alone(program, timeline)
-    for key, entries in channels.items():
-        message = messages[key]
+    for message, entries in sent_alone(program, timeline):
         if message.primitive != "all_reduce":
             continue
         value = program.values[message.sources[0]]
@@ -195,20 +197,13 @@ def _joined(units: Sequence[_Unit]) -> _Unit:
 
 
 def _chosen(
-    context: Context, alone: GradientSync, lanes: Sequence[_Lane], menu: Sequence[How]
+    context: Context, alone: GradientSync, lanes: Sequence[_Lane], hows: Sequence[How]
 ) -> GradientSync:
-    """Return how gradients travel that may do so in these ways, or whole."""
-    chosen = [one for lane in lanes for one in _of_lane(context, lane, (WHOLE, *menu))]
+    """Return how gradients travel that may do so in these ways; those that are too small travel whole."""
+    chosen = [one for lane in lanes for one in _of_lane(context, lane, hows)]
     buckets = [bucket for bucket, _ in chosen]
     apart = sorted((one, *how) for bucket, how in chosen for one in bucket if how != WHOLE)
     return replace(alone, method="optimal", buckets=tuple(buckets), apart=tuple(apart))
-
-
-def _alike(context: Context, alone: GradientSync, lanes: Sequence[_Lane], how: How) -> GradientSync:
-    """Return how gradients travel that all do so in one way, but for small ones."""
-    chosen = [one for lane in lanes for one in _of_lane(context, lane, (how,))]
-    buckets = tuple([bucket for bucket, _ in chosen])
-    return replace(alone, method="optimal", buckets=buckets, compressor=how[0], density=how[1])
 
 
 def _of_lane(
@@ -250,12 +245,9 @@ def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
     """Return what messages take from the thread that computes, where that was measured."""
     if not is_measured(context.table):
         return None
-    mesh = lane.program.meshes[message.mesh]
-    devices = peer_groups(context.cluster, mesh, message.axes)[0][0]
 
     def load(sizes: Sizes) -> Sizes:
-        ends = (devices, context.cluster, context.table)
-        burdens = [message_burden(message.primitive, float(size), *ends) for size in sizes]
+        burdens = [burden_of(context, lane.program, message, float(size)) for size in sizes]
         return np.array([burden.held + burden.stolen for burden in burdens])
 
     return load

@@ -15,12 +15,9 @@ from shardwright.core.plan import Objective
 from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost import collective_seconds
-from shardwright.planner.cost.burden import is_measured, message_burden
+from shardwright.planner.cost.burden import Burden, is_measured, message_burden
 from shardwright.planner.cost.feed import Feeding, input_costs
-from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
-from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.judge.lost import lost_share
 from shardwright.planner.judge.ties import Doubts, doubts_of, half_width
 from shardwright.planner.lower import lower
@@ -164,7 +161,7 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
 
 def starts_are_felt(context: Context, evaluation: Evaluation) -> bool:
     """Whether a step takes longer for starting one message a block."""
-    starts = len(context.facts.block_buckets) * context.starting
+    starts = len(context.facts.spreader.buckets) * context.starting
     return starts >= WORTHWHILE * evaluation.seconds
 
 
@@ -183,12 +180,12 @@ def _by_blocks(context: Context, evaluation: Evaluation) -> Evaluation:
     if evaluation.strategy.gradient_sync == strategy.gradient_sync:
         return evaluation
     merged = evaluate(context, strategy, evaluation.least_seconds)
-    return merged if merged.seconds < evaluation.seconds else evaluation
+    return min(evaluation, merged, key=lambda one: one.seconds)
 
 
 def by_blocks(context: Context, strategy: Strategy) -> Strategy:
     """Return a strategy with the gradients of each block travelling together."""
-    sync = replace(strategy.gradient_sync, method="block", buckets=context.facts.block_buckets)
+    sync = replace(strategy.gradient_sync, method="block", buckets=context.facts.spreader.buckets)
     return replace(strategy, gradient_sync=sync)
 
 
@@ -248,17 +245,15 @@ def _synced(program: Program, timeline: Timeline) -> float:
     return found / timeline.laps
 
 
-Channels = dict[tuple[object, ...], dict[int, tuple[float, float]]]
+# When each gradient became ready, and its bytes.
+Entries = dict[int, tuple[float, float]]
 
 
-def sent_alone(
-    program: Program, timeline: Timeline
-) -> tuple[Channels, dict[tuple[object, ...], Message]]:
-    """Return, by mesh and kind of message, when each gradient that may travel with others became ready
-    and its bytes; and one such message each."""
-    channels: Channels = {}
-    groups: dict[tuple[object, ...], Message] = {}
-    last, sync = _last_instruction(program), program.strategy.gradient_sync
+def sent_alone(program: Program, timeline: Timeline) -> list[tuple[Message, Entries]]:
+    """Return, by mesh and kind of message, such a message, and the gradients that may travel with others."""
+    channels: dict[tuple[object, ...], tuple[Message, Entries]] = {}
+    sent, sync = np.flatnonzero(program.kind == Kind.MESSAGE), program.strategy.gradient_sync
+    last = dict(zip(program.item[sent].tolist(), sent.tolist(), strict=True))
     for item, message in enumerate(program.messages):
         if message.purpose != "synchronise" or item not in last or len(message.sources) != 1:
             continue
@@ -270,12 +265,11 @@ def sent_alone(
         key = (message.mesh, message.axes, message.primitive, source.scope, source.dtype)
         ready = _ready(program, timeline, last[item])
         # A parameter that is used in two layouts has two gradients: they travel in one bucket.
-        channel = channels.setdefault(key, {})
-        known, size = channel.get(source.tensor, (0.0, 0.0))
+        _, entries = channels.setdefault(key, (message, {}))
+        known, size = entries.get(source.tensor, (0.0, 0.0))
         ready = _joined(sync.of(source.tensor), known, ready)
-        channel[source.tensor] = ready, size + message.bytes
-        groups.setdefault(key, message)
-    return channels, groups
+        entries[source.tensor] = ready, size + message.bytes
+    return list(channels.values())
 
 
 def _joined(sync: GradientSync, known: float, ready: float) -> float:
@@ -285,10 +279,9 @@ def _joined(sync: GradientSync, known: float, ready: float) -> float:
 
 def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
     """Merge, per mesh and kind of message, the gradients in the order they became ready."""
-    channels, groups = sent_alone(program, timeline)
     buckets: list[tuple[int, ...]] = []
     taken: set[int] = set()
-    for key, entries in channels.items():
+    for message, entries in sent_alone(program, timeline):
         fresh = sorted(
             (ready, tensor, size)
             for tensor, (ready, size) in entries.items()
@@ -298,13 +291,13 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
             continue
         taken.update(tensor for _, tensor, _ in fresh)
         ready, _, sizes = np.array(fresh, dtype=np.float64).T
-        held = _held(context, program, groups[key], ready, sizes)
+        held = _held(context, program, message, ready, sizes)
         # What messages sent before held is among the ready times of gradients sent alone.
         stood = held[0] * np.arange(len(sizes)) + held[1] * (np.cumsum(sizes) - sizes)
         merged = merge_gradients(
             np.maximum(ready - stood, 0.0).tolist(),
             sizes.tolist(),
-            message_cost(context, program, groups[key]),
+            message_cost(context, program, message),
             held=held,
         )
         buckets += [tuple(fresh[position][1] for position in bucket) for bucket in merged]
@@ -314,10 +307,8 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
 def _held(context: Context, program: Program, message: Message, ready: Sizes, sizes: Sizes) -> Held:
     """Return what such a message takes from what computes, as a line through the smallest and all of them; what
     the backend's threads steal as far as there is computation left to steal from when a gradient is ready."""
-    devices = peer_groups(context.cluster, program.meshes[message.mesh], message.axes)[0][0]
     small, large = float(sizes.min()), float(sizes.sum())
-    ends = (devices, context.cluster, context.table)
-    few, all_bytes = (message_burden(message.primitive, size, *ends) for size in (small, large))
+    few, all_bytes = (burden_of(context, program, message, size) for size in (small, large))
     beneath = (ready[-1] - ready) / few.hiding if few.hiding else np.ones_like(ready)
     served = float(np.minimum(beneath, 1.0).mean())
     low, high = (one.held + served * one.stolen for one in (few, all_bytes))
@@ -325,18 +316,17 @@ def _held(context: Context, program: Program, message: Message, ready: Sizes, si
     return max(low - slope * small, 0.0), slope
 
 
-def _last_instruction(program: Program) -> dict[int, int]:
-    """Return, per message, its last instruction."""
-    found: dict[int, int] = {}
-    for index in np.flatnonzero(program.kind == Kind.MESSAGE):
-        found[int(program.item[index])] = int(index)
-    return found
-
-
 def _ready(program: Program, timeline: Timeline, index: int) -> float:
     begin, stop = int(program.offset[index]), int(program.offset[index + 1])
     before: NDArray[np.int32] = program.predecessor[begin:stop]
     return float(timeline.end[before].max(initial=0.0))
+
+
+def burden_of(context: Context, program: Program, message: Message, num_bytes: float) -> Burden:
+    """Return what such a message of so many bytes costs ranks that compute."""
+    wires = context.prices.wires(program.meshes[message.mesh])
+    devices = wires.groups(message.axes)[0][0]
+    return message_burden(message.primitive, num_bytes, devices, context.cluster, context.table)
 
 
 def message_cost(
@@ -348,40 +338,25 @@ def message_cost(
     Read off between powers of two, since merging asks for the cost of every pair of gradients.
     """
     mesh = program.meshes[message.mesh]
-    routes = peer_groups(context.cluster, mesh, message.axes)
-    known: dict[int, float] = {}
-    # Seconds of no bytes, and per byte, by powers of two.
-    lines = np.zeros((2, np.finfo(np.float64).maxexp))
-    drawn: set[int] = set()
-
+    wires = context.prices.wires(mesh)
+    # Seconds of no bytes, and per byte, by powers of two, once these were asked for.
+    lines = np.full((2, np.finfo(np.float64).maxexp), np.nan)
     # Of pairs, which follow each other in rounds, so many bytes are those of all rounds.
     rounds = (math.prod([mesh.sizes[axis] for axis in message.axes]) - 1).bit_length()
 
-    def slowest_of(power: int) -> float:
-        ends = (context.cluster, context.table)
-        if message.pairs:
-            route = (mesh, message.axes, message.pairs)
-            return rounds * paired_seconds(*route, 2**power // rounds, ends).seconds
-        return max(
-            collective_seconds(message.primitive, 2**power, devices, *ends, concurrent).seconds
-            for devices, concurrent in routes
-        )
-
     def exactly(power: int) -> float:
-        if power not in known:
-            slowest = slowest_of(power)
-            held = message_burden(
-                message.primitive, 2**power, routes[0][0], context.cluster, context.table
-            ).held
-            known[power] = slowest + context.prices.message_seconds + with_held * held
-        return known[power]
+        if message.pairs:
+            seconds = rounds * wires.paired(message.axes, message.pairs, 2**power // rounds)
+        else:
+            seconds = wires.slowest(message.primitive, message.axes, 2**power)
+        held = burden_of(context, program, message, 2**power).held
+        return seconds + context.prices.message_seconds + with_held * held
 
     def cost(num_bytes: Sizes) -> Sizes:
         powers = np.frexp(np.maximum(num_bytes, 1.0))[1] - 1
-        for power in set(powers.tolist()) - drawn:
+        for power in set(powers[np.isnan(lines[0, powers])].tolist()):
             low, high = exactly(power), exactly(power + 1)
             lines[:, power] = 2 * low - high, (high - low) / 2**power
-            drawn.add(power)
         constant, slope = lines[:, powers]
         return constant + slope * num_bytes
 

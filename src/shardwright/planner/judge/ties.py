@@ -108,11 +108,6 @@ def complexity(strategy: Strategy) -> tuple[int, ...]:
     return len(strategy.devices), sum(ideas), len(kinds), strategy.pipeline.num_microbatches
 
 
-def is_simpler(one: Strategy, than: Strategy) -> bool:
-    """Whether a strategy is simpler than another (see ``complexity``)."""
-    return complexity(one) < complexity(than)
-
-
 def _kind(config: ParameterConfig) -> tuple[object, ...]:
     """Return how a parameter lies, whichever of its dims are split."""
     return _split(config.rest), _split(config.optimizer), config.sync, config.keeps

@@ -1,4 +1,5 @@
-"""Terms of activations: what it costs to bring them from their maker's layout to their readers'.
+"""Terms of activations: what it costs to bring them from their maker's layout to their readers', and to the next
+stage.
 
 Lowering makes one copy of a tensor per distinct (value, gradient) pair of layouts, always from the
 original. With one reader that is a table over two configs. With several readers a copy that more
@@ -10,15 +11,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import Halos, extended_shape
-from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_bytes, local_shape
 from shardwright.operators.counting.work import has_backward
-from shardwright.planner.model.flows import Flow
+from shardwright.planner.cost import collective_seconds
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.decisions import Decisions, Dims, Statement
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.terms import (
     EACH,
@@ -30,22 +34,17 @@ from shardwright.planner.model.terms import (
     Term,
     term,
 )
-
-if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions, Statement
-    from shardwright.planner.model.domains import Dims
-    from shardwright.planner.model.messages import Copy
-    from shardwright.planner.space.configs import Pair
+from shardwright.planner.model.ties import Flow
+from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
 Axes = tuple[bool, ...]
 
 
-def state_activations(decisions: Decisions, statement: Statement, readers: int) -> None:
-    """State what every activation with so many readers at least costs, and the variables of shared copies."""
+def state_activations(decisions: Decisions, statement: Statement) -> None:
+    """State what every activation costs, and the variables of shared copies."""
     for flow in decisions.context.facts.flows:
-        if len(flow.readers) >= readers:
-            statement.terms += _Copies(decisions, statement, flow).terms()
+        statement.terms += _Copies(decisions, statement, flow).terms()
 
 
 class _Copies:
@@ -74,9 +73,8 @@ class _Copies:
         inside = {context.facts.ties.block[r] for r in graph.consumers[flow.tensor]}
         self.switch = decisions.mode_of.get(lead) if len(inside) == 1 else None
         self.modes = decisions.modes if self.switch is not None else (KEEP,)
-        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.kept)
-        self._tables = statement.tables.setdefault((*kind, self.once), {})
-        self._known = decisions.wires.copies.setdefault(kind, {})
+        kind = (self.shape, self.spec.dtype, self.spec.needs_gradient, self.kept, self.once)
+        self._tables = statement.tables.setdefault(kind, {})
 
     def _key(self, pair: Pair) -> Key:
         return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
@@ -114,15 +112,16 @@ class _Copies:
         if not self.spec.needs_gradient or self.once:
             return []
         terms: list[Term] = []
-        blocks = self._reading_blocks()
         graph = self.decisions.context.graph
         ends = [
-            end
-            for end in zip(self.flow.readers, self.wanted, strict=True)
-            if has_backward(graph, graph.operators[end[0][0]])
+            (reader, home, wanted)
+            for (reader, _), home, wanted in zip(
+                self.flow.readers, self.flow.homes, self.wanted, strict=True
+            )
+            if has_backward(graph, graph.operators[reader])
         ]
-        for ((left, first), here), ((right, second), there) in itertools.pairwise(ends):
-            if blocks[left, first] != blocks[right, second]:
+        for (left, home, here), (right, other, there) in itertools.pairwise(ends):
+            if home != other:
                 continue  # a stage may begin between them
             table = np.zeros((NUM_COLUMNS, len(here), len(there)))
             for key in set(here) & set(there):
@@ -136,7 +135,12 @@ class _Copies:
     def _cut(self) -> list[Term]:
         """Charge the maker, which runs once a step, for all samples coming together before microbatches are
         cut from them: what is split along them is gathered (``lower.stage``)."""
-        dims = set(self._cut_along()) if self.once else set[int]()
+        facts, dims = self.decisions.context.facts, set[int]()
+        for reader, position in self.flow.readers if self.once else ():
+            sample = facts.samples.operator_dim[reader]
+            names = facts.iteration(reader).inputs[position]
+            if sample and sample in names and not facts.is_once(reader):
+                dims.add(names.index(sample))
         if not dims:
             return []
         way, columns = (self.shape, self.spec.dtype), np.zeros((NUM_COLUMNS, len(self.sources)))
@@ -144,25 +148,6 @@ class _Copies:
             whole = tuple(REPLICATE if lies in (*dims, PARTIAL) else lies for lies in value)
             columns[ONCE, place] = self.decisions.wires.moving(*way, value, whole)
         return [term((self.decisions.config_of[self.flow.maker],), columns, self.flow.blocks)]
-
-    def _cut_along(self) -> Iterator[int]:
-        """Yield the dim of samples to every reader that runs for each microbatch."""
-        facts = self.decisions.context.facts
-        for reader, position in self.flow.readers:
-            sample = facts.samples.operator_dim[reader]
-            names = facts.iteration(reader).inputs[position]
-            if sample and sample in names and not facts.is_once(reader):
-                yield names.index(sample)
-
-    def _reading_blocks(self) -> dict[tuple[int, int], int]:
-        """Return the block of every reader, by its root and position."""
-        graph, ties = self.decisions.context.graph, self.decisions.context.facts.ties
-        return {
-            (ties.root[reader], position): ties.block[reader]
-            for reader in graph.consumers[self.flow.tensor]
-            for position, read in enumerate(graph.operators[reader].inputs)
-            if read == self.flow.tensor
-        }
 
     def _sum_seconds(self, key: Key) -> float:
         local = local_shape(self.shape, key[0], self.decisions.mesh.sizes)
@@ -206,10 +191,7 @@ class _Copies:
         for (source, axes), i in places.items():
             for target, j in columns.items():
                 if source != target and target not in skip:
-                    way = (source, axes, target)
-                    if way not in self._known:
-                        self._known[way] = self._crossing(*way)
-                    crossings[:, i, j] = self._known[way]
+                    crossings[:, i, j] = self._crossing(source, axes, target)
         table = self._by_mode(crossings, whole)
         row = [places[entry] for entry in made]
         column = [columns[key] for key in wanted]
@@ -231,8 +213,8 @@ class _Copies:
             table[EACH, never] = math.inf
         return table
 
-    def _crossing(self, source: Key, axes: Axes, target: Key) -> Copy:
-        """Return what one copy takes."""
+    def _crossing(self, source: Key, axes: Axes, target: Key) -> tuple[float, float, int]:
+        """Return the seconds of one copy, forward and backward, and the bytes that it adds until backward."""
         wires, way = self.decisions.wires, (self.shape, self.spec.dtype)
         forward, backward = wires.moving(*way, source[0], target[0]), 0.0
         if forward == math.inf:
@@ -272,3 +254,70 @@ def _passed_on(home: Layout, there: Layout, axes: Axes) -> Layout:
         PARTIAL if is_open and wanted == PARTIAL else placement
         for placement, wanted, is_open in zip(home, there, axes, strict=True)
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Crossing:
+    """An activation made in block ``first`` and last read in block ``last``.
+
+    ``seconds`` of sending it on and its gradient back, by the choice of its maker's ``variable``.
+    """
+
+    first: int
+    last: int
+    variable: int
+    seconds: NDArray[np.float64]
+
+
+def find_crossings(decisions: Decisions) -> tuple[Crossing, ...]:
+    """List every trained activation that is read in a later block."""
+    context = decisions.context
+    graph, ties = context.graph, context.facts.ties
+    known: dict[int, float] = {}
+    rows: dict[tuple[int, int], NDArray[np.float64]] = {}  # equal for equal blocks
+    found: list[Crossing] = []
+    for tensor, first, last in _passing(context):
+        spec = graph.tensors[tensor]
+        root = ties.root[spec.producer]
+        position = graph.operators[spec.producer].outputs.index(tensor)
+        if (root, position) not in rows:
+            shape = decisions.shape(tensor, spec.producer)
+            seconds: list[float] = []
+            for dims in decisions.domains[root]:
+                placed = context.facts.placements(root, dims).outputs[position].value
+                clean = tuple(REPLICATE if p == PARTIAL else p for p in placed)
+                size = local_bytes(shape, spec.dtype, clean, decisions.mesh.sizes)
+                if size not in known:
+                    known[size] = 2 * _transfer(decisions, size)
+                seconds.append(known[size])
+            rows[root, position] = np.array(seconds)
+        variable = decisions.config_of[root]
+        found.append(
+            Crossing(first=first, last=last, variable=variable, seconds=rows[root, position])
+        )
+    return tuple(found)
+
+
+def _passing(context: Context) -> Iterator[tuple[int, int, int]]:
+    """Yield the trained activations that are read in a later block, the block that makes each, and the last that
+    reads it."""
+    graph, block = context.graph, context.facts.ties.block
+    for tensor, spec in enumerate(graph.tensors):
+        if spec.producer >= 0 and spec.needs_gradient and graph.consumers[tensor]:
+            first, last = block[spec.producer], max(block[one] for one in graph.consumers[tensor])
+            if first != last:
+                yield tensor, first, last
+
+
+def _transfer(decisions: Decisions, num_bytes: int) -> float:
+    """Price sending from the first stage's devices to the second's, as ``price`` does."""
+    context, width = decisions.context, len(decisions.mesh.devices)
+    hosts = [device.host for device in context.cluster.devices]
+    pairs = [(d, d + width) for d in decisions.mesh.devices if d + width < len(hosts)]
+    leaving = [pair for pair in pairs if hosts[pair[0]] != hosts[pair[1]]]
+    pair = (leaving or pairs)[0]
+    share = sum(hosts[a] == hosts[pair[0]] for a, _ in leaving)
+    cost = collective_seconds(
+        "transfer", num_bytes, pair, context.cluster, context.table, max(share, 1)
+    )
+    return cost.seconds + context.prices.message_seconds

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.legality import MOST_MICROBATCHES
+from shardwright.core.legality import MOST_MICROBATCHES, divisors
 from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.strategy import Mesh
 from shardwright.operators.splitting.samples import batch_size
@@ -75,50 +75,41 @@ def global_batch(context: Context) -> int:
     return batch_size(context.graph, context.facts.samples)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Arrangements that differ in nothing but the number of microbatches, fewest first."""
+# Arrangements that differ in nothing but the number of microbatches, fewest first.
+Shape = tuple[Arrangement, ...]
 
-    stages: int
-    data: int
-    tensor: int
-    microbatches: tuple[int, ...]
-    outer: int = 1
 
-    @property
-    def arrangements(self) -> tuple[Arrangement, ...]:
-        """One per number of microbatches."""
-        return tuple(
-            Arrangement(
-                stages=self.stages, data=self.data, outer=self.outer, tensor=self.tensor,
-                microbatches=count,
-            )
-            for count in self.microbatches
-        )  # fmt: skip
+def shape_of(
+    stages: int, data: int, tensor: int, microbatches: Iterable[int], outer: int = 1
+) -> Shape:
+    """Return an arrangement per number of microbatches."""
+    return tuple(
+        Arrangement(stages=stages, data=data, outer=outer, tensor=tensor, microbatches=count)
+        for count in microbatches
+    )
 
 
 def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
     """Yield every shape of so many devices that divides the batch, in a fixed order."""
     widest = _widest(context.cluster)
-    for stages in _divisors(min(num_devices, len(context.facts.ties.ranges)), num_devices):
+    for stages in divisors(num_devices, len(context.facts.ties.ranges)):
         width = num_devices // stages
-        for tensor in _divisors(min(width, widest), width):
+        for tensor in divisors(width, widest):
             data = width // tensor
             counts = microbatch_counts(context, data, stages)
             if counts:
-                yield Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
+                yield shape_of(stages, data, tensor, counts)
 
 
 def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
     """Yield the shapes in which every operator splits what it likes over all devices, if ``shapes``
     does not: over one axis, and in graphs of few operators over two."""
     counts = microbatch_counts(context, 1, 1)
-    one = Shape(stages=1, data=1, tensor=num_devices, microbatches=counts)
     if num_devices > _widest(context.cluster):
-        yield one
+        yield shape_of(1, 1, num_devices, counts)
     if len(context.graph.operators) <= SMALL_GRAPH:
-        for outer in _divisors(num_devices // 2, num_devices)[1:]:
-            yield replace(one, outer=outer, tensor=num_devices // outer)
+        for outer in divisors(num_devices, num_devices // 2)[1:]:
+            yield shape_of(1, 1, num_devices // outer, counts, outer)
 
 
 def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:
@@ -150,7 +141,3 @@ def _widest(cluster: Cluster) -> int:
     """Return the most devices that a tensor axis beside a data axis has."""
     hosts = Counter(device.host for device in cluster.devices)
     return max(SMALL_GROUP, *hosts.values())
-
-
-def _divisors(limit: int, number: int) -> list[int]:
-    return [value for value in range(1, limit + 1) if number % value == 0]

@@ -73,3 +73,10 @@ class Context:
     def starting(self) -> float:
         """About the seconds of starting a message: what merging two saves."""
         return self.prices.starting(self.num_devices)
+
+    def work_seconds(
+        self, index: int, dims: tuple[str, ...], sizes: tuple[int, ...], pieces: int
+    ) -> float:
+        """Return the seconds of an operator under a config over axes of these sizes, forward and backward in one of
+        so many microbatches."""
+        return sum(self.prices.seconds(index, *self.facts.local(index, dims, sizes, pieces)))

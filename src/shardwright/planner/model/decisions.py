@@ -7,12 +7,15 @@ from functools import cached_property
 from typing import Self
 
 from shardwright.core.strategy import Mesh
+from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.domains import Dims, domain
-from shardwright.planner.model.facts import Shape, Shapes, local_shapes
+from shardwright.planner.model.facts import Shape
 from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
 from shardwright.planner.model.terms import Columns, Term
+from shardwright.planner.space import choices
+
+Dims = tuple[str, ...]
 
 
 class Statement:
@@ -79,11 +82,6 @@ class Decisions:
         whole = self.context.facts.is_once(reader)
         return self.context.facts.shape(tensor, 1 if whole else self.num_microbatches)
 
-    def local(self, index: int, dims: Dims) -> tuple[Shapes, Shapes]:
-        """Return the local input and output shapes of an operator."""
-        count = 1 if self.context.facts.is_once(index) else self.num_microbatches
-        return local_shapes(self.context.facts, index, dims, self.mesh.sizes, count)
-
     def modes_of(self, block: int) -> tuple[Mode, ...]:
         """Return the modes of a block; only those that have equals choose."""
         return self.modes if self.context.facts.ties.class_of(block) in self.mode_of else (KEEP,)
@@ -95,5 +93,65 @@ def _domains(
     """Return what each operator chooses from; those of a sort share it."""
     sort = context.prices.sort
     alike = {sort(index): index for index in reversed(roots)}
-    found = {s: domain(context, mesh, num_microbatches, index) for s, index in alike.items()}
+    found = {s: _domain(context, mesh, num_microbatches, index) for s, index in alike.items()}
     return {index: found[sort(index)] for index in roots}
+
+
+def _domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> tuple[Dims, ...]:
+    """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
+    iteration, sample = context.facts.iteration(index), context.facts.samples.operator_dim[index]
+    options = choices(iteration, mesh.sizes, sample, num_microbatches)
+    options = _of_what_enters(context, index, options)
+    name = context.facts.sample_names[index]
+    if context.is_strict and name and "tensor" in mesh.axes:
+        place = mesh.axes.index("tensor")
+        options = tuple([dims for dims in options if dims[place] != name])
+    is_data = mesh.axes[0] == "data" and mesh.sizes[0] > 1
+    return _with_samples_split(options, name) if is_data else options
+
+
+def _of_what_enters(context: Context, index: int, options: tuple[Dims, ...]) -> tuple[Dims, ...]:
+    """Leave partial sums out where an operator reads from outside: no such thing enters."""
+    operator, tensors = context.graph.operators[index], context.graph.tensors
+    linear = context.facts.iteration(index).linear
+    if all(tensors[operator.inputs[position]].producer >= 0 for position in linear):
+        return options
+    return tuple([dims for dims in options if PLUS not in dims])
+
+
+def _with_samples_split(options: tuple[Dims, ...], name: str) -> tuple[Dims, ...]:
+    """Return the configs whose first axis splits the samples, if there are any, else nothing new."""
+    split = tuple([dims for dims in options if name and dims[0] == name])
+    return split or tuple([dims for dims in options if dims[0] in ("", PLUS)])
+
+
+def work_alone(
+    context: Context, mesh: Mesh, pieces: int, rounds: tuple[float, float], enough: float
+) -> float:
+    """Bound the seconds of a step on a mesh from below by the operators' work alone, as well as ``enough``
+    asks for.
+
+    ``rounds``: how often a microbatch's work and the step's own count. Work that divides evenly is
+    replaced by what the operators' domains really allow, those of a sort together and the longest
+    first, until the sum is enough: mostly after a few.
+    """
+    ties = context.facts.ties
+    weights: dict[int, float] = {}
+    alike: dict[int, tuple[int, float]] = {}  # one of each sort, and its seconds if it divides
+    for index, whole in context.prices.serial_work.items():
+        is_once, sort = context.facts.is_once(index), context.prices.sort(index)
+        count = ties.times(index) * (rounds[1] if is_once else rounds[0])
+        weights[sort] = weights.get(sort, 0.0) + count
+        alike[sort] = index, whole / len(mesh.devices) / (1 if is_once else pieces)
+    work = {sort: weight * alike[sort][1] for sort, weight in weights.items()}
+    total = sum(work.values())
+    for sort in sorted(work, key=lambda sort: -work[sort]):
+        if total >= enough:
+            break
+        if weights[sort] > 0:
+            index, even = alike[sort]
+            options = _domain(context, mesh, pieces, index)
+            seconds = (context.work_seconds(index, dims, mesh.sizes, pieces) for dims in options)
+            real = min(seconds)
+            total += weights[sort] * (real - even)
+    return total

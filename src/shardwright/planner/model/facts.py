@@ -16,9 +16,8 @@ from shardwright.planner.lower.fold import Folder
 from shardwright.planner.lower.gradients import hands_on
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.spread import Spreader
-from shardwright.planner.model.flows import Flow, find_flows, find_passing
 from shardwright.planner.model.saves import find_saves
-from shardwright.planner.model.ties import Ties, tie_blocks
+from shardwright.planner.model.ties import Flow, Ties, find_flows, tie_blocks
 from shardwright.planner.remember import remembered
 from shardwright.planner.space import placements
 from shardwright.planner.space.configs import Placements
@@ -84,11 +83,6 @@ class Facts:
         return find_flows(self.graph, self.ties)
 
     @cached_property
-    def passing(self) -> tuple[tuple[int, int, int], ...]:
-        """The activations that pass from block to block, with the first and the last of these."""
-        return find_passing(self.graph, self.ties)
-
-    @cached_property
     def ground(self) -> Ground:
         """What lowering asks about the graph."""
         return Ground(self.graph, self.samples)
@@ -102,11 +96,6 @@ class Facts:
     def spreader(self) -> Spreader:
         """Makes strategies of deep graphs, quickly."""
         return Spreader(self.folder)
-
-    @property
-    def block_buckets(self) -> tuple[tuple[int, ...], ...]:
-        """The gradients of each block, to travel together."""
-        return self.spreader.buckets
 
     @cached_property
     def widest(self) -> dict[int, int]:
@@ -152,21 +141,22 @@ class Facts:
         shape[dim] //= num_microbatches
         return tuple(shape)
 
-
-def local_shapes(
-    facts: Facts, index: int, dims: tuple[str, ...], sizes: tuple[int, ...], count: int
-) -> tuple[Shapes, Shapes]:
-    """Return the local input and output shapes of an operator in one of so many microbatches."""
-    operator, placed = facts.graph.operators[index], facts.placements(index, dims)
-    inputs = tuple(
-        extended_shape(local_shape(facts.shape(tensor, count), pair.value, sizes), pair.halos)
-        for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
-    )
-    outputs = tuple(
-        local_shape(facts.shape(tensor, count), pair.value, sizes)
-        for tensor, pair in zip(operator.outputs, placed.outputs, strict=True)
-    )
-    return inputs, outputs
+    def local(
+        self, index: int, dims: tuple[str, ...], sizes: tuple[int, ...], num_microbatches: int
+    ) -> tuple[Shapes, Shapes]:
+        """Return the local input and output shapes of an operator, in one of so many microbatches if it runs in
+        each of them."""
+        operator, placed = self.graph.operators[index], self.placements(index, dims)
+        count = 1 if self.is_once(index) else num_microbatches
+        inputs = tuple(
+            extended_shape(local_shape(self.shape(tensor, count), pair.value, sizes), pair.halos)
+            for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
+        )
+        outputs = tuple(
+            local_shape(self.shape(tensor, count), pair.value, sizes)
+            for tensor, pair in zip(operator.outputs, placed.outputs, strict=True)
+        )
+        return inputs, outputs
 
 
 def read_last(graph: OperatorGraph, ties: Ties) -> frozenset[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -23,43 +22,41 @@ from shardwright.planner.cost.transfers import paired_seconds
 from shardwright.planner.model.facts import Shape
 from shardwright.planner.remember import remembered
 from shardwright.planner.space import reshard_steps
-from shardwright.planner.space.redistribute import Step
 
 Axes = tuple[int, ...]
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024
-# Of a copy the seconds, forward and backward, and the bytes that it adds until backward.
-Copy = tuple[float, float, int]
 
 
 class MessageCosts:
-    """Seconds of messages on one mesh, as ``planner.cost.price`` would price them; and what problems on
-    it work out once: what ``parameters`` cost, and ``copies`` of each kind of activations."""
+    """Seconds of messages on one mesh, as ``planner.cost.price`` would price them; and what
+    ``parameters`` cost, which problems on it work out once."""
 
     def __init__(
         self, cluster: Cluster, table: CostTable, message_seconds: float, mesh: Mesh
     ) -> None:
         self.cluster, self.table, self.mesh = cluster, table, mesh
         self._starting = message_seconds
-        self._groups = {
-            axes: peer_groups(cluster, mesh, axes)
-            for count in range(1, len(mesh.sizes) + 1)
-            for axes in itertools.combinations(range(len(mesh.sizes)), count)
-        }
-        self._groups[()] = [((mesh.devices[0],), 1)]
         self._has_burdens = is_measured(table)
         self.parameters: dict[object, tuple[NDArray[np.float64], float]] = {}
-        self.copies: dict[object, dict[object, Copy]] = {}
 
     @remembered
+    def groups(self, axes: Axes) -> list[tuple[tuple[int, ...], int]]:
+        """Return the groups of devices along some axes that differ, see ``peer_groups``."""
+        return peer_groups(self.cluster, self.mesh, axes)
+
+    @remembered
+    def slowest(self, primitive: str, axes: Axes, num_bytes: int) -> float:
+        """Price one message of the slowest group, but for starting it."""
+        ends = (self.cluster, self.table)
+        return max(
+            collective_seconds(primitive, num_bytes, devices, *ends, concurrent).seconds
+            for devices, concurrent in self.groups(axes)
+        )
+
     def message(self, primitive: str, axes: Axes, num_bytes: int) -> float:
         """Price one message."""
-        slowest = max(
-            collective_seconds(
-                primitive, num_bytes, devices, self.cluster, self.table, concurrent
-            ).seconds
-            for devices, concurrent in self._groups[axes]
-        )
+        slowest = self.slowest(primitive, axes, num_bytes)
         return slowest + (0.0 if primitive in LOCAL else self._starting)
 
     def share(self, primitive: str, axes: Axes, num_bytes: int) -> float:
@@ -68,10 +65,13 @@ class MessageCosts:
 
     @remembered
     def paired(self, axes: Axes, pairs: tuple[tuple[int, int], ...], num_bytes: int) -> float:
-        """Price such a share of a message from places along some axes to others."""
+        """Price one message from places along some axes to others, but for starting it."""
         ends = (self.cluster, self.table)
-        many = paired_seconds(self.mesh, axes, pairs, num_bytes * MANY, ends).seconds
-        return (many + self._starting) / MANY
+        return paired_seconds(self.mesh, axes, pairs, num_bytes, ends).seconds
+
+    def paired_share(self, axes: Axes, pairs: tuple[tuple[int, int], ...], num_bytes: int) -> float:
+        """Price a gradient's share of such a message that carries many."""
+        return (self.paired(axes, pairs, num_bytes * MANY) + self._starting) / MANY
 
     @remembered
     def reshard(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
@@ -86,10 +86,10 @@ class MessageCosts:
     def merged(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
         """Price the same of a gradient whose messages carry many."""
         try:
-            steps = _steps(shape, dtype, source, target, self.mesh.sizes)
+            steps = reshard_steps(shape, dtype, source, target, self.mesh.sizes)
         except ValueError:
             return math.inf
-        return sum(self.share(step.primitive, axes, step.bytes) for step, axes in steps)
+        return sum(self.share(step.primitive, step.axes, step.bytes) for step in steps)
 
     @remembered
     def moving(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
@@ -98,8 +98,8 @@ class MessageCosts:
         seconds = self.reshard(shape, dtype, source, target)
         if not self._has_burdens or seconds == math.inf:
             return seconds
-        steps = _steps(shape, dtype, source, target, self.mesh.sizes)
-        held = (self._burden(step.primitive, axes, step.bytes).held for step, axes in steps)
+        steps = reshard_steps(shape, dtype, source, target, self.mesh.sizes)
+        held = (self._burden(step.primitive, step.axes, step.bytes).held for step in steps)
         return seconds + sum(held)
 
     def lost(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
@@ -107,11 +107,10 @@ class MessageCosts:
         it takes as long as alone, or with so much of computation, which hides it in part or whole."""
         if not self._has_burdens:
             return 0.0
-        steps = _steps(shape, dtype, source, target, self.mesh.sizes)
         total = 0.0
-        for step, axes in steps:
-            own = self.message(step.primitive, axes, step.bytes)
-            many = (step.primitive, axes, step.bytes * MANY)
+        for step in reshard_steps(shape, dtype, source, target, self.mesh.sizes):
+            own = self.message(step.primitive, step.axes, step.bytes)
+            many = (step.primitive, step.axes, step.bytes * MANY)
             burden = self._burden(*many)
             hidden = min(own / burden.hiding, 1.0) if burden.hiding > 0 else 0.0
             total += (burden.held + min(burden.stolen * hidden, self.message(*many))) / MANY
@@ -125,7 +124,7 @@ class MessageCosts:
             return NOTHING
         burdens = (
             message_burden(primitive, num_bytes, devices, self.cluster, self.table)
-            for devices, _ in self._groups[axes]
+            for devices, _ in self.groups(axes)
         )
         return min(burdens, key=lambda burden: burden.row)
 
@@ -137,8 +136,8 @@ class MessageCosts:
         Raises ValueError where there is no such change.
         """
         return [
-            (axes, self.message(step.primitive, axes, step.bytes))
-            for step, axes in _steps(shape, dtype, source, target, self.mesh.sizes)
+            (step.axes, self.message(step.primitive, step.axes, step.bytes))
+            for step in reshard_steps(shape, dtype, source, target, self.mesh.sizes)
         ]
 
     def halos(self, local: Shape, dtype: str, halos: Halos) -> float:
@@ -154,22 +153,6 @@ class MessageCosts:
     def _halo(self, moved: int, copied: int, axes: Axes) -> float:
         slowest = max(
             halo_seconds(moved, copied, devices, self.cluster, self.table, share).seconds
-            for devices, share in self._groups[axes]
+            for devices, share in self.groups(axes)
         )
         return slowest + self._starting
-
-
-def _steps(
-    shape: Shape, dtype: str, source: Layout, target: Layout, sizes: tuple[int, ...]
-) -> list[tuple[Step, tuple[int, ...]]]:
-    """Return the steps of a change of layout with the axes they span.
-
-    Where the first axis shards one dim before and after, and the second another or none, only the
-    second has work to do: a smaller problem, and the same one for many data-parallel widths.
-    """
-    kept = source[0]
-    is_inner = len(sizes) == len(("data", "tensor")) and kept == target[0] and kept >= 0
-    if not is_inner or kept in (source[1], target[1]) or shape[kept] % sizes[0]:
-        return [(step, step.axes) for step in reshard_steps(shape, dtype, source, target, sizes)]
-    local = tuple(n // sizes[0] if dim == kept else n for dim, n in enumerate(shape))
-    return [(step, (1,)) for step in reshard_steps(local, dtype, source[1:], target[1:], sizes[1:])]

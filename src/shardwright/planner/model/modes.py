@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from shardwright.core.strategy import Mesh, Strategy
-    from shardwright.planner.model.context import Context
+from shardwright.core.strategy import Mesh, Strategy
+from shardwright.planner.model.context import Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

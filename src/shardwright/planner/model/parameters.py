@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,8 @@ from shardwright.core.compression import (
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec, tensor_bytes
 from shardwright.core.layout import PARTIAL, Layout, local_bytes, local_shape
 from shardwright.core.strategy import GradientSync, ParameterConfig, wire_dtype
+from shardwright.planner.model.decisions import Decisions, Statement
+from shardwright.planner.model.prices import Prices
 from shardwright.planner.model.terms import (
     EACH,
     GATHER,
@@ -45,10 +46,6 @@ from shardwright.planner.model.terms import (
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.redistribute import is_sum, reshard_steps
 from shardwright.planner.space.rest import shard_further
-
-if TYPE_CHECKING:
-    from shardwright.planner.model.decisions import Decisions, Statement
-    from shardwright.planner.model.prices import Prices
 
 WHOLE, ZERO_1, ZERO_2, ZERO_3, KEEPS = range(5)
 
@@ -92,12 +89,9 @@ def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
     """Return the parameter's layouts under each config of a reader (a root)."""
     context = decisions.context
     graph, ties = context.graph, context.facts.ties
-    if tensor not in graph.operators[reader].inputs:
-        # A root of another block reads its own parameter in this one's place.
-        alike = next(r for r in graph.consumers[tensor] if ties.root[r] == reader)
-        position = graph.operators[alike].inputs.index(tensor)
-    else:
-        position = graph.operators[reader].inputs.index(tensor)
+    # A root of another block reads its own parameter in this one's place.
+    alike = next(r for r in graph.consumers[tensor] if ties.root[r] == reader)
+    position = graph.operators[alike].inputs.index(tensor)
     hands_on, mesh = context.facts.hands_on[reader], decisions.mesh
     pairs: list[Pair] = []
     for dims in decisions.domains[reader]:
@@ -122,24 +116,16 @@ def _home_term(decisions: Decisions, statement: Statement, tensor: int) -> Term:
     levels = num_levels(decisions, tensor) if can_shard else 1
     columns = np.zeros((NUM_COLUMNS, len(pairs), levels))
     for choice, pair in enumerate(pairs):
-        for level in range(levels):
-            columns[:, choice, level] = (
-                _trained(decisions, tensor, pair, level)
-                if trained
-                else _frozen(decisions, tensor, pair)
-            )
+        if not trained:
+            spec, sizes = context.graph.tensors[tensor], decisions.mesh.sizes
+            columns[KEPT, choice] = local_bytes(spec.shape, spec.dtype, pair.value, sizes)
+        for level in range(levels if trained else 0):
+            columns[:, choice, level] = _trained(decisions, tensor, pair, level)
     blocks = context.facts.ties.classes[context.facts.ties.block[reader]]
     if can_shard:
         statement.level_of[tensor] = statement.add(levels)
     variable = statement.level_of.get(tensor)
     return term((decisions.config_of[reader], variable), columns, blocks)
-
-
-def _frozen(decisions: Decisions, tensor: int, pair: Pair) -> NDArray[np.float64]:
-    spec = decisions.context.graph.tensors[tensor]
-    column = np.zeros(NUM_COLUMNS)
-    column[KEPT] = local_bytes(spec.shape, spec.dtype, pair.value, decisions.mesh.sizes)
-    return column
 
 
 def _trained(decisions: Decisions, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
@@ -164,10 +150,10 @@ def _columns(
 ) -> tuple[NDArray[np.float64], float]:
     """Follow what lowering does with a parameter that is gathered so often per microbatch; what every microbatch but
     the first takes to add its gradient to the kept one, where one is kept, comes apart."""
-    case = _Case.of(decisions, spec, pair, level)
+    case = _Case(decisions, spec, pair, level)
     column = np.zeros(NUM_COLUMNS)
     wires, kept = decisions.wires, case.kept
-    sync = sync_seconds(decisions, spec, pair.gradient, kept)
+    sync = _sync_seconds(decisions, spec, pair.gradient, kept)
     gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
     back = wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
     if math.inf in (sync, gather, back):
@@ -178,7 +164,7 @@ def _columns(
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
     _add_casts(column, case)
     prices = decisions.context.prices
-    update = prices.update_seconds(case.size(kept.optimizer, prices.master_dtype(spec.dtype)))
+    update = prices.update_seconds(case.size(kept.optimizer, case.master))
     column[ONCE] += back + update
     _add_memory(column, case)
     if level >= ZERO_2:
@@ -187,31 +173,17 @@ def _columns(
     return column, prices.added_seconds(touched)
 
 
-@dataclass(frozen=True, slots=True)
 class _Case:
     """A parameter, its layout in use, and how it is kept at a level. Dtypes: in which microbatches add up
     (``total``), of the optimizer's copy (``master``), and of messages (``wire``)."""
 
-    decisions: Decisions
-    spec: TensorSpec
-    pair: Pair
-    level: int
-    kept: ParameterConfig
-    total: str
-    master: str
-    wire: str
-
-    @classmethod
-    def of(cls, decisions: Decisions, spec: TensorSpec, pair: Pair, level: int) -> _Case:
-        """Look up what depends on the level and on how the model is trained."""
+    def __init__(self, decisions: Decisions, spec: TensorSpec, pair: Pair, level: int) -> None:
         context = decisions.context
-        return cls(
-            decisions, spec, pair, level,
-            kept=parameter_config(spec.shape, pair.value, decisions.mesh.sizes, level),
-            total=_sum_dtype(decisions, spec, level),
-            master=context.prices.master_dtype(spec.dtype),
-            wire=wire_dtype(context.training.gradient_dtype, spec.dtype),
-        )  # fmt: skip
+        self.decisions, self.spec, self.pair, self.level = decisions, spec, pair, level
+        self.kept = parameter_config(spec.shape, pair.value, decisions.mesh.sizes, level)
+        self.total = _sum_dtype(decisions, spec, level)
+        self.master = context.prices.master_dtype(spec.dtype)
+        self.wire = wire_dtype(context.training.gradient_dtype, spec.dtype)
 
     @property
     def places(self) -> tuple[int, int]:
@@ -276,7 +248,7 @@ def _sum_dtype(decisions: Decisions, spec: TensorSpec, level: int) -> str:
     return decisions.context.prices.sum_dtype(spec.dtype, decisions.num_microbatches)
 
 
-def sync_seconds(
+def _sync_seconds(
     decisions: Decisions, spec: TensorSpec, gradient: Layout, kept: ParameterConfig
 ) -> float:
     """Price a gradient's synchronisation; one message may carry many of one step's."""
@@ -312,7 +284,7 @@ class _Summed:
         size = packed_bytes(sync.compressor, sync.density, self.elements, self.dtype)
         if sync.compressor in MERGED:
             rounds = merge_rounds(sync.compressor, self.ranks)
-            return sum(wires.paired(axes, one.pairs, size) for one in rounds)
+            return sum(wires.paired_share(axes, one.pairs, size) for one in rounds)
         return wires.share("all_gather", axes, self.ranks * size)
 
     def least_seconds(self, decisions: Decisions) -> float:
@@ -396,7 +368,7 @@ def _away(
     kept = parameter_config(spec.shape, pair.value, sizes, level)
     column = np.zeros(NUM_COLUMNS)
     if spec.needs_gradient and other != pair:
-        sync = sync_seconds(decisions, spec, other.gradient, kept)
+        sync = _sync_seconds(decisions, spec, other.gradient, kept)
         column[GATHER if level >= ZERO_2 else SYNC] += sync
         more = local_bytes(spec.shape, _sum_dtype(decisions, spec, level), other.value, sizes)
         column[TRANSIENT if level >= ZERO_2 else KEPT] += more

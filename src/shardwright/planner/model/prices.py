@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
@@ -23,8 +23,7 @@ from shardwright.planner.remember import remembered
 STARTING = 5e-5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seconds:
+class Seconds(NamedTuple):
     """Forward and backward of one operator shard."""
 
     forward: float
@@ -80,7 +79,7 @@ class Prices:
                 )
                 for phase in ("forward", "backward")
             ]
-            self._seconds[key] = Seconds(forward=forward.seconds, backward=backward.seconds)
+            self._seconds[key] = Seconds(forward.seconds, backward.seconds)
         return self._seconds[key]
 
     @remembered
@@ -105,8 +104,7 @@ class Prices:
             operator = graph.operators[index]
             inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
             outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
-            cost = self.seconds(index, inputs, outputs)
-            found[index] = cost.forward + cost.backward
+            found[index] = sum(self.seconds(index, inputs, outputs))
         return found
 
     @cached_property

@@ -7,7 +7,7 @@ exist (one copy serves all readers that want the same layouts, as in lowering).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.strategy import ParameterConfig
-from shardwright.planner.model.activations import state_activations
-from shardwright.planner.model.crossings import Crossing, find_crossings
-from shardwright.planner.model.decisions import Decisions, Statement
-from shardwright.planner.model.domains import Dims
+from shardwright.planner.model.activations import Crossing, find_crossings, state_activations
+from shardwright.planner.model.decisions import Decisions, Dims, Statement
 from shardwright.planner.model.facts import Shapes
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.parameters import parameter_config, state_parameters
@@ -33,12 +31,10 @@ from shardwright.planner.model.terms import (
     ByBlock,
     Term,
     Weights,
-    factor_graph,
     network,
     term,
 )
 from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import FactorGraph
 from shardwright.planner.solve.network import Network
 
 WORKING_COPIES = 2
@@ -51,19 +47,9 @@ class Problem(Decisions):
     def statement(self) -> Statement:
         """All tables, with the variables of copies and of parameters' levels."""
         statement = Statement(self.choices, self._own_terms)
-        state_activations(self, statement, 1)
+        state_activations(self, statement)
         state_parameters(self, statement)
         return statement
-
-    def statements(self) -> Iterator[Statement]:
-        """State more and more, for use at once: first what is soon said, activations that several operators
-        read; then parameters; then all."""
-        statement = Statement(self.choices, self._own_terms)
-        state_activations(self, statement, 2)
-        yield statement
-        state_parameters(self, statement)
-        yield statement
-        yield self.statement
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -82,7 +68,7 @@ class Problem(Decisions):
         """
         found = {True: 0.0, False: 0.0}
         for index in self.roots:
-            least = min(one.forward + one.backward for *_, one in self._shards(index))
+            least = min(sum(seconds) for *_, seconds in self._shards(index))
             is_once = self.context.facts.is_once(index)
             found[is_once] += least * self.context.facts.ties.times(index)
         return found[False], found[True]
@@ -155,7 +141,8 @@ class Problem(Decisions):
         """Return an operator's local shapes under every config, and what it takes; those of a sort share them."""
         context, sort = self.context, self.context.prices.sort(index)
         if sort not in self._known:
-            local = [self.local(index, dims) for dims in self.domains[index]]
+            ends = (self.mesh.sizes, self.num_microbatches)
+            local = [context.facts.local(index, dims, *ends) for dims in self.domains[index]]
             self._known[sort] = [(*one, context.prices.seconds(index, *one)) for one in local]
         return self._known[sort]
 
@@ -181,10 +168,6 @@ class Problem(Decisions):
         return [*read, *made, (saves.extra[index](inputs, outputs), index)]
 
     # -- reading -------------------------------------------------------------------------------
-
-    def factor_graph(self, weights: Weights) -> FactorGraph:
-        """Return the two-cost factor graph under one way to pipeline."""
-        return factor_graph(self.sizes, self.statement.terms, weights)
 
     @cached_property
     def network(self) -> Network:

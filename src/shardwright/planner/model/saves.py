@@ -7,7 +7,6 @@ producer. What one block hands to another always stays, since recomputation star
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,9 +23,9 @@ class Saves:
     kept too. ``maker[tensor]``: the operator that made its storage, -1 for none.
     """
 
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
-    crossing: tuple[tuple[int, ...], ...]
+    inputs: Sequence[Sequence[int]]
+    outputs: Sequence[Sequence[int]]
+    crossing: Sequence[Sequence[int]]
     extra: tuple[ExtraBytes, ...]
     kept_below: tuple[bool, ...]
     maker: tuple[int, ...]
@@ -36,28 +35,26 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
     """Walk the graph once; linear in its size."""
     storage = storages(graph)
     savers, own, extra = _savers(graph, storage)
-    inputs, outputs, crossing = (defaultdict[int, list[int]](list) for _ in range(3))
+    inputs, outputs, crossing = (tuple([list[int]() for _ in graph.operators]) for _ in range(3))
     for tensor, maker in _made(graph, storage):
         position = graph.operators[maker].outputs.index(tensor)
         if _leaves(graph, block, tensor):
             crossing[maker].append(position)
-        elif tensor not in own and _is_kept_by_its_only_reader(graph, savers, tensor):
+        elif tensor in own:
+            outputs[maker].append(position)
+        elif _is_kept_by_its_only_reader(graph, savers, tensor):
             reader, place = savers[tensor][0]
             inputs[reader].append(place)
-        elif savers[tensor] or tensor in own:
+        elif savers[tensor]:
             outputs[maker].append(position)
     return Saves(
-        inputs=_by_operator(graph, inputs),
-        outputs=_by_operator(graph, outputs),
-        crossing=_by_operator(graph, crossing),
+        inputs=inputs,
+        outputs=outputs,
+        crossing=crossing,
         extra=tuple(extra),
         kept_below=tuple(bool(savers[root]) for root in storage),
         maker=tuple(graph.tensors[root].producer for root in storage),
     )
-
-
-def _by_operator(graph: OperatorGraph, found: dict[int, list[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(found.get(index, ())) for index in range(len(graph.operators)))
 
 
 def _made(graph: OperatorGraph, storage: Sequence[int]) -> Iterator[tuple[int, int]]:

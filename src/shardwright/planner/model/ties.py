@@ -1,4 +1,4 @@
-"""Equal blocks share one decision: which operator stands for which.
+"""Equal blocks share one decision: which operator stands for which, and which activations lead from which to which.
 
 Blocks are tied when capture gave them the same signature and samples and gradients flow alike. An
 operator's *root* is the operator at the same place of the first tied block.
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from shardwright.core.graph import Block, OperatorGraph
 from shardwright.operators.splitting.samples import Samples
+
+_Reader = tuple[int, int]  # an operator, and the position at which it reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,50 @@ def _character(graph: OperatorGraph, samples: Samples, index: int) -> tuple[obje
         graph.tensors[t].needs_gradient for t in (*operator.inputs, *operator.outputs)
     )
     return (samples.operator_dim[index], index in samples.prologue, gradients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """An activation of the tied graph: its root maker and output position, its root readers with input positions,
+    and the blocks in which it occurs. ``tensor`` is one occurrence, and ``homes`` the blocks of its readers.
+    """
+
+    tensor: int
+    maker: int
+    position: int
+    readers: tuple[_Reader, ...]
+    homes: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
+def find_flows(graph: OperatorGraph, ties: Ties) -> tuple[Flow, ...]:
+    """List every activation that somebody reads; linear in the size of the graph."""
+    found: dict[tuple[int, int, tuple[_Reader, ...]], list[int]] = {}
+    for index, operator in enumerate(graph.operators):
+        for position, tensor in enumerate(operator.outputs):
+            if graph.consumers[tensor]:
+                readers = tuple(sorted(_homes(graph, ties, tensor)))
+                found.setdefault((ties.root[index], position, readers), []).append(tensor)
+    flows: list[Flow] = []
+    for (maker, position, readers), tensors in found.items():
+        homes = _homes(graph, ties, tensors[0])
+        flow = Flow(
+            tensor=tensors[0],
+            maker=maker,
+            position=position,
+            readers=readers,
+            homes=tuple([homes[reader] for reader in readers]),
+            blocks=tuple([ties.block[graph.consumers[tensor][0]] for tensor in tensors]),
+        )
+        flows.append(flow)
+    return tuple(flows)
+
+
+def _homes(graph: OperatorGraph, ties: Ties, tensor: int) -> dict[_Reader, int]:
+    """Return the root readers of a tensor, with the block of one that stands there."""
+    return {
+        (ties.root[reader], place): ties.block[reader]
+        for reader in graph.consumers[tensor]
+        for place, read in enumerate(graph.operators[reader].inputs)
+        if read == tensor
+    }

@@ -7,7 +7,7 @@ brings it before the simulator, ``local`` changes the best decision by decision.
 """
 
 from shardwright.planner.judge.evaluate import evaluate_closely
-from shardwright.planner.judge.ties import is_simpler
+from shardwright.planner.judge.ties import complexity
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.goals import MODES, Goal
@@ -35,9 +35,9 @@ __all__ = [
     "as_strategy",
     "begun",
     "best_of",
+    "complexity",
     "curve",
     "evaluate_closely",
-    "is_simpler",
     "room",
     "search",
     "survey",

@@ -20,7 +20,7 @@ from shardwright.core.schedules import in_flight
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.domains import work_alone
+from shardwright.planner.model.decisions import work_alone
 from shardwright.planner.model.modes import in_modes
 from shardwright.planner.model.partition import Chain, measure, partition
 from shardwright.planner.model.problem import Problem

@@ -78,15 +78,11 @@ def least_looped(
             for seconds, memory in [_counted(problem, arrangement, chunks, most, held)]
         ]
     )
-    seconds = 0.0
-    for statement in problem.statements():
-        kinds = network(tuple(statement.sizes), statement.terms, most)
-        if not kinds.is_wide:
-            even = np.append(np.full(ways.shape[1] - 1, 1 / (ways.shape[1] - 1)), 0.0)
-            seconds = max(seconds, strongest(kinds, ways, limit, even, *ends))
-        if seconds >= ends[1]:
-            break
-    return seconds
+    kinds = network(problem.sizes, problem.statement.terms, most)
+    if kinds.is_wide:
+        return 0.0
+    even = np.append(np.full(ways.shape[1] - 1, 1 / (ways.shape[1] - 1)), 0.0)
+    return strongest(kinds, ways, limit, even, *ends)
 
 
 def _counted(

@@ -18,7 +18,6 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.domains import work_seconds
 from shardwright.planner.search.labels import named_grid, placed_by, with_wire
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
@@ -71,9 +70,7 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
     for index, times in weights:
         count = 1 if context.facts.is_once(index) else pieces
         total += (
-            times
-            * count
-            * work_seconds(context, index, strategy.configs[index].dims, sizes, pieces)
+            times * count * context.work_seconds(index, strategy.configs[index].dims, sizes, pieces)
         )
         for axes, cost in _carried(context, strategy, index, seen):
             links[axes] = links.get(axes, 0.0) + cost * pieces * times

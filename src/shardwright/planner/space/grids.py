@@ -34,8 +34,8 @@ from shardwright.core.strategy import (
 )
 from shardwright.operators.splitting.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.operators.splitting.samples import Samples, State, find_samples
-from shardwright.planner.space.configs import is_choice
-from shardwright.planner.space.lying import wanted_as
+from shardwright.planner.space.configs import is_choice, wanted_as
+from shardwright.planner.space.legal import depend_on_parameters
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.seeds import block_buckets, data_dim, repeated_blocks
 
@@ -140,17 +140,14 @@ class _Walk:
         self.form: dict[int, Form] = {}
         self.columns = range(len(grid.sizes) - grid.num_columns, len(grid.sizes))
         self.strict = set(graph.operators_of(repeated_blocks(graph)))
-        self.trained = [tensor.role == "parameter" for tensor in graph.tensors]
+        self.trained = depend_on_parameters(graph)
 
     def run(self) -> list[tuple[str, ...]]:
         """Return the dims of every operator's config."""
         return [self._visit(index) for index in range(len(self.graph.operators))]
 
     def _visit(self, index: int) -> tuple[str, ...]:
-        operator = self.graph.operators[index]
-        trained = any(self.trained[tensor] for tensor in operator.inputs)
-        for tensor in operator.outputs:
-            self.trained[tensor] = trained
+        trained = self.trained[index]
         wanted = [data_dim(self.graph, self.samples, self.iterations[index], index)]
         wanted *= len(self.grid.sizes)
         for axis in self.columns:
@@ -241,7 +238,7 @@ class _Walk:
             found |= {axis: like[0][axis] for axis in lost if like}
             found |= form
             found |= {axis: REPLICATE for axis, size in enumerate(self.grid.sizes) if size == 1}
-            if self.trained[tensor]:
+            if self.trained[index]:
                 self.form[tensor] = tuple(found.values())
 
     def _forms_like(self, tensor: int, inputs: tuple[int, ...]) -> list[tuple[int, ...]]:

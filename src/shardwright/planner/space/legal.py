@@ -17,8 +17,7 @@ from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
 from shardwright.errors import InputError
 from shardwright.operators.splitting.iteration import PLUS, Dim, Iteration, pieces_by_dim
 from shardwright.operators.splitting.samples import Samples
-from shardwright.planner.space.configs import is_choice, placements
-from shardwright.planner.space.lying import summed_over
+from shardwright.planner.space.configs import is_choice, placements, summed_over
 
 
 def check_strategy(

@@ -16,7 +16,7 @@ from shardwright.core.strategy import Mesh, OperatorConfig, Pipeline, Strategy
 from shardwright.operators.splitting import iterate
 from shardwright.operators.splitting.iteration import PLUS
 from shardwright.operators.splitting.samples import Samples, find_samples
-from shardwright.planner.space.lying import summed_over
+from shardwright.planner.space.configs import summed_over
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.core.graph import DTYPE_BYTES, tensor_bytes
+from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import (
     FLAT,
     PARTIAL,
@@ -38,10 +38,10 @@ LATENCY_BYTES = 16384.0
 HUGE = 2.0**60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One primitive. ``bytes`` follows ``Message.bytes``, but on a ``_Routes``, whatever the tensor's size, it is
-    how many shards these count; ``layout`` is the layout afterwards."""
+    """One primitive. ``bytes`` follows ``Message.bytes``, but while ways are looked for, whatever the tensor's size,
+    it is how many shards these count; ``layout`` is the layout afterwards."""
 
     primitive: Primitive
     axes: tuple[int, ...]
@@ -79,27 +79,22 @@ def reshard_steps(
     pieces = math.prod(axis_sizes)
     core = tuple(math.gcd(size, pieces) for size in shape)
     scale = math.prod(shape) / math.prod(core) * DTYPE_BYTES[dtype]
-    found = _route(core, source, target, axis_sizes, scale)
+    found = _by_bytes(core, source, target, axis_sizes)
+    if found is not None and len(found) > 1:
+        found = _cheapest(core, source, target, axis_sizes, scale)
     if found is None:
         raise ValueError(
             f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}"
         )
-    steps, size = list[Step](), tensor_bytes(shape, dtype)
+    steps = list[Step]()
     for one in found:
-        ends, here = (one.axes, one.from_dim, one.to_dim), size // _pieces(source, axis_sizes)
-        steps.append(_step(one.primitive, *ends, here * one.bytes, one.layout))
+        size = local_bytes(shape, dtype, source, axis_sizes) * one.bytes
+        steps.append(Step(one.primitive, one.axes, one.from_dim, one.to_dim, size, one.layout))
         source = one.layout
     return tuple(steps)
 
 
 _normal = lru_cache(maxsize=1 << 13)(normal)
-
-
-@lru_cache(maxsize=1 << 13)
-def _pieces(layout: Layout, axis_sizes: tuple[int, ...]) -> int:
-    """Return into how many pieces a layout without flat shards cuts."""
-    pairs = zip(layout, axis_sizes, strict=True)
-    return math.prod([size for placement, size in pairs if shard_dim(placement) >= 0])
 
 
 def _flat_steps(
@@ -114,7 +109,7 @@ def _flat_steps(
     for axis in reversed(held[kept:]):
         size = local_bytes(shape, dtype, layout, sizes) * sizes[axis]
         layout = _replaced(layout, (axis,), REPLICATE)
-        steps.append(_flat_step("all_gather", axis, size, layout))
+        steps.append(Step("all_gather", (axis,), FLAT, -1, size, layout))
     if not kept:
         middle = unflattened(_before_cuts(layout, target, (FLAT, REPLICATE) if wanted else (FLAT,)))
         steps += reshard_steps(shape, dtype, layout, middle, sizes)
@@ -125,7 +120,7 @@ def _flat_steps(
     left = tuple([axis for axis in _axes_of(PARTIAL, layout) if target[axis] != PARTIAL])
     if left:
         size, layout = local_bytes(shape, dtype, layout, sizes), _replaced(layout, left, REPLICATE)
-        steps.append(_step("all_reduce", left, -1, -1, size, layout))
+        steps.append(Step("all_reduce", left, -1, -1, size, layout))
     return steps
 
 
@@ -140,8 +135,8 @@ def _flat_cut(
     after = _replaced(layout, (axis,), FLAT)
     if layout[axis] == PARTIAL:
         padded = local_bytes(shape, dtype, after, sizes) * sizes[axis]
-        return _flat_step("reduce_scatter", axis, padded, after)
-    return _flat_step("slice", axis, local_bytes(shape, dtype, layout, sizes), after)
+        return Step("reduce_scatter", (axis,), -1, FLAT, padded, after)
+    return Step("slice", (axis,), -1, FLAT, local_bytes(shape, dtype, layout, sizes), after)
 
 
 def _flat_kept(source: Layout, target: Layout, held: list[int], wanted: list[int]) -> int:
@@ -159,127 +154,37 @@ def _before_cuts(layout: Layout, target: Layout, sums: tuple[int, ...]) -> Layou
     return tuple([PARTIAL if one == PARTIAL and goal in sums else goal for one, goal in ends])
 
 
-def _step(
-    primitive: Primitive,
-    axes: tuple[int, ...],
-    from_dim: int,
-    to_dim: int,
-    size: int,
-    layout: Layout,
-) -> Step:
-    return Step(
-        primitive=primitive, axes=axes, from_dim=from_dim, to_dim=to_dim, bytes=size, layout=layout
-    )
-
-
-def _flat_step(primitive: Primitive, axis: int, size: int, layout: Layout) -> Step:
-    ends = (FLAT, -1) if primitive == "all_gather" else (-1, FLAT)
-    return _step(primitive, (axis,), *ends, size, layout)
-
-
-_Route = tuple[Step, ...]
-# What is known of the routes between two layouts: the scales at which one was the cheapest.
-_Known = list[tuple[float, _Route | None]]
-
-
 @lru_cache(maxsize=1 << 16)
-def _known_routes(
-    core: tuple[int, ...], source: Layout, target: Layout, axis_sizes: tuple[int, ...]
-) -> _Known:
-    """Return a list to remember routes in, one per question but for the scale.
-
-    A single move that is the cheapest where only bytes matter is so at every scale: only slices cost less to start,
-    and as they send nothing they would have been cheaper there.
-    """
-    ends = zip(source, target, strict=True)
-    if any(wanted == PARTIAL != held for held, wanted in ends):
-        return [(HUGE, None)]  # terms cannot be made of a sum
-    found = _cheapest(core, source, target, axis_sizes, HUGE)
-    known: _Known = [(HUGE, found)]
-    return [(0.0, found), *known] if found is not None and len(found) == 1 else known
-
-
-def _route(
-    core: tuple[int, ...], source: Layout, target: Layout, axis_sizes: tuple[int, ...], scale: float
-) -> _Route | None:
-    """Return the cheapest moves, None where there are none.
-
-    A route's price is linear in the scale. So one that is the cheapest at two scales is so at all
-    scales between.
-    """
-    known = _known_routes(core, source, target, axis_sizes)
-    below: _Route | None = None
-    for at, route in known:
-        if at >= scale:
-            if route is None or route == below or at == scale:
-                return route
-            break
-        below = route
-    found = _cheapest(core, source, target, axis_sizes, scale)
-    known.append((scale, found))
-    known.sort(key=lambda entry: entry[0])
-    return found
+def _by_bytes(
+    core: tuple[int, ...], source: Layout, target: Layout, sizes: tuple[int, ...]
+) -> tuple[Step, ...] | None:
+    """Return the moves that are the cheapest where nothing but bytes matters. A single one is so at every scale: only
+    slices cost less to start, and as they send nothing they would have been cheaper here."""
+    return _cheapest(core, source, target, sizes, HUGE)
 
 
 def _cheapest(
-    core: tuple[int, ...], source: Layout, target: Layout, axis_sizes: tuple[int, ...], scale: float
-) -> _Route | None:
+    core: tuple[int, ...], source: Layout, target: Layout, sizes: tuple[int, ...], scale: float
+) -> tuple[Step, ...] | None:
+    """Return the cheapest moves from one layout to another by Dijkstra's algorithm, None where there are none."""
     # Else the moves do not depend on the target, so that routes to many share them.
     wanted = tuple([min(placement, PARTIAL) for placement in target])
-    return _routes(core, source, wanted, axis_sizes, scale).to(target)
-
-
-@lru_cache(maxsize=1 << 9)
-def _routes(
-    core: tuple[int, ...], source: Layout, wanted: Layout, axis_sizes: tuple[int, ...], scale: float
-) -> _Routes:
-    return _Routes(core, source, wanted, axis_sizes, scale)
-
-
-class _Routes:
-    """The cheapest routes from a layout, by Dijkstra's algorithm, which goes on where it was left
-    when another target is asked for."""
-
-    def __init__(
-        self, core: tuple[int, ...], source: Layout, wanted: Layout, sizes: tuple[int, ...],
-        scale: float,
-    ) -> None:  # fmt: skip
-        self._core, self._wanted, self._sizes, self._scale = core, wanted, sizes, scale
-        self._queue: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
-        self._best: dict[Layout, float] = {source: 0.0}
-        self._cause: dict[Layout, tuple[Layout, Step]] = {}
-        self._settled: set[Layout] = set()
-        self._ticket = itertools.count(1)
-
-    def to(self, target: Layout) -> _Route | None:
-        """Return the cheapest moves to a layout, None where there are none."""
-        while target not in self._settled:
-            if not self._queue:
-                return None
-            price, _, layout = heapq.heappop(self._queue)
-            if layout not in self._settled:
-                self._settled.add(layout)
-                self._look_around(layout, price)
-        return _trace(self._cause, target)
-
-    def _look_around(self, layout: Layout, price: float) -> None:
-        best = self._best
-        elements, edges = _edges(self._core, layout, self._wanted, self._sizes)
-        here = elements * self._scale
+    best, ticket = {source: 0.0}, itertools.count(1)
+    queue: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, 0, source, ())]
+    while queue:
+        price, _, layout, moves = heapq.heappop(queue)
+        if layout == target:
+            return moves
+        if price > best[layout]:
+            continue
+        elements, edges = _edges(core, layout, wanted, sizes)
+        here = elements * scale
         for move, per_byte, fixed in edges:
             total = price + (per_byte * here + fixed)
             if total < best.get(move.layout, math.inf):
                 best[move.layout] = total
-                self._cause[move.layout] = (layout, move)
-                heapq.heappush(self._queue, (total, next(self._ticket), move.layout))
-
-
-def _trace(cause: dict[Layout, tuple[Layout, Step]], layout: Layout) -> _Route:
-    moves: list[Step] = []
-    while layout in cause:
-        layout, move = cause[layout]
-        moves.append(move)
-    return tuple(reversed(moves))
+                heapq.heappush(queue, (total, next(ticket), move.layout, (*moves, move)))
+    return None
 
 
 # A step with what it costs for each byte here, and besides.
@@ -306,7 +211,7 @@ def _sums(layout: Layout, sizes: tuple[int, ...]) -> Iterator[_Edge]:
     for count in range(1, len(partial) + 1):
         for axes in itertools.combinations(partial, count):
             group = math.prod([sizes[axis] for axis in axes])
-            move = _step("all_reduce", axes, -1, -1, 1, _replaced(layout, axes, REPLICATE))
+            move = Step("all_reduce", axes, -1, -1, 1, _replaced(layout, axes, REPLICATE))
             yield move, 2 * (group - 1) / group, LATENCY_BYTES
 
 
@@ -317,24 +222,18 @@ def _turns(
     placement, size, dim = layout[axis], sizes[axis], shard_dim(layout[axis])
     if dim >= 0:
         whole = _replaced(layout, (axis,), REPLICATE)
-        yield _step("all_gather", (axis,), dim, -1, size, whole), size - 1, LATENCY_BYTES
-    for goal in _goals(len(core), wanted[axis]):
+        yield Step("all_gather", (axis,), dim, -1, size, whole), size - 1, LATENCY_BYTES
+    own = [wanted[axis]] if wanted[axis] < PARTIAL else []  # the inner shard that is wanted
+    for goal in (*range(len(core)), *own):
         after, split = _replaced(layout, (axis,), goal), shard_dim(goal)
         if split == dim or not can_lie(core, after, sizes, axis):
             continue
         if placement == REPLICATE:
-            yield _step("slice", (axis,), -1, split, 1, after), 0.0, 1.0
+            yield Step("slice", (axis,), -1, split, 1, after), 0.0, 1.0
         else:
             primitive = "reduce_scatter" if placement == PARTIAL else "all_to_all"
-            move = _step(primitive, (axis,), dim, split, 1, after)
+            move = Step(primitive, (axis,), dim, split, 1, after)
             yield move, (size - 1) / size, LATENCY_BYTES
-
-
-def _goals(rank: int, wanted: int) -> Iterator[int]:
-    """Yield the shards that an axis may turn to: any dim, and the inner one that is wanted."""
-    yield from range(rank)
-    if wanted < PARTIAL:
-        yield wanted
 
 
 def _replaced(layout: Layout, axes: tuple[int, ...], placement: int) -> Layout:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,10 +27,9 @@ from shardwright.core.strategy import (
 )
 from shardwright.operators.splitting.iteration import PLUS, Iteration
 from shardwright.operators.splitting.samples import Samples, State, find_samples
-from shardwright.planner.space.configs import choices, is_choice
+from shardwright.planner.space.configs import choices, is_choice, wanted_as
 from shardwright.planner.space.experts import expert_dims, inner_dims
 from shardwright.planner.space.images import follow, spatial_dims
-from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.megatron import megatron_dims
 from shardwright.planner.space.rest import shard_further
 
@@ -44,7 +43,8 @@ class TooFewBlocks(ValueError):
 # Sizes of buckets as torch's DistributedDataParallel has them.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
-# Axes beside that of data which may split experts.
+# Axes of a mesh, the last of which varies fastest, and those beside that of data which may split experts.
+AXES = ("data", "group", "expert", "context", "height", "width", "tensor")
 BesideData = tuple[Literal["context", "tensor"], ...]
 
 
@@ -90,9 +90,8 @@ class Seed:
     @property
     def expert_pieces(self) -> int:
         """Over how many devices the experts of a layer lie."""
-        over = self.experts_over
-        context, tensor = "context" in over, "tensor" in over
-        return self.expert * (self.context if context else 1) * (self.tensor if tensor else 1)
+        over = {"context": self.context, "tensor": self.tensor}
+        return self.expert * math.prod(over[axis] for axis in self.experts_over)
 
     @property
     def label(self) -> str:
@@ -208,15 +207,7 @@ def _said_once(label: str) -> str:
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
-    degrees = {
-        "data": seed.data,
-        "group": seed.group,
-        "expert": seed.expert,
-        "context": seed.context,
-        "height": seed.height,
-        "width": seed.width,
-        "tensor": seed.tensor,
-    }
+    degrees: dict[str, int] = {axis: getattr(seed, axis) for axis in AXES}
     axes = tuple([axis for axis, degree in degrees.items() if degree > 1 or axis == "data"])
     sizes = tuple([degrees[axis] for axis in axes])
     width = math.prod(sizes)
@@ -383,26 +374,8 @@ def _context_parallel(
         for spec in (graph.tensors[tensor],)
         if len(spec.shape) == (3 if "float" in spec.dtype else 2)
     }
-    dims: dict[int, str] = {}
-    partial: set[int] = set()
-    for index, operator in enumerate(graph.operators):
-        iteration = iterations[index]
-        found = iteration.met(operator.inputs, lying)
-        name = next(filter(None, found), "")
-        if name and iteration.dim(name).splits(pieces):
-            dims[index] = name
-            made = iteration.handed_on(operator.outputs, name)
-            lying |= made
-            partial.update(set(operator.outputs) - made.keys())
-            continue
-        is_loss = not found and samples.operator_dim[index] == ""
-        passing = is_loss and _passes(iteration, operator.inputs, partial)
-        dims[index] = ("", PLUS)[passing]
-        partial.update(operator.outputs * passing)
-    return dims
-
-
-def _passes(iteration: Iteration, inputs: Sequence[int], partial: Collection[int]) -> bool:
-    """Whether partial sums pass an operator: all that it is linear in are such."""
-    arrives = [inputs[at] in partial for at in iteration.linear]
-    return bool(arrives) and all(arrives)
+    passing = {
+        index: PLUS if iteration.linear and not samples.operator_dim[index] else ""
+        for index, iteration in enumerate(iterations)
+    }
+    return follow(graph, iterations, passing, pieces, lying)

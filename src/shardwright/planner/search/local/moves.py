@@ -13,7 +13,6 @@ from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.strategy import OperatorConfig, ParameterConfig, Strategy
 from shardwright.operators.splitting.iteration import PLUS
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.domains import work_seconds
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.rest import shard_further
 
@@ -93,7 +92,7 @@ class Space:
     def seconds(self, strategy: Strategy, index: int, dims: Dims) -> float:
         """Return the seconds of an operator's work in one microbatch, split so."""
         sizes = strategy.meshes[strategy.configs[index].mesh].sizes
-        return work_seconds(self.context, index, dims, sizes, strategy.pipeline.num_microbatches)
+        return self.context.work_seconds(index, dims, sizes, strategy.pipeline.num_microbatches)
 
     def dangling(self, strategy: Strategy, indices: Iterable[int]) -> list[int]:
         """Return those of the operators that pass on partial sums which they do not get."""

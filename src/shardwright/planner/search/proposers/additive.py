@@ -49,12 +49,12 @@ def _arrangements(pool: Pool, counts: tuple[int, ...]) -> Proposals:
         plans = list(shapes(context, count))
         if count < counts[0] and pool.even_split(count) >= pool.fastest:
             plans = _cheaper(pool, plans)
-        yield from solver.best_first((one for one in plans if one.stages == 1), part)
+        yield from solver.best_first((one for one in plans if one[0].stages == 1), part)
         # Where the rest of the fastest step is no work of operators, each may split what it likes over
         # all devices.
         if pool.fastest > CLOSE * _least_flat(pool, count):
             yield from solver.best_first(free_axes(context, count), part)
-        yield from solver.best_first((one for one in plans if one.stages > 1), part)
+        yield from solver.best_first((one for one in plans if one[0].stages > 1), part)
     pool.complete = not solver.is_beaten
     yield from solver.lean()
     yield from shortlist(pool)
@@ -63,7 +63,7 @@ def _arrangements(pool: Pool, counts: tuple[int, ...]) -> Proposals:
 def of_shape(shape: Shape, pool: Pool) -> Proposals:
     """Solve one shape, whatever is known of others."""
     solver = Solver(pool)
-    for arrangement in shape.arrangements:
+    for arrangement in shape:
         yield Proposal(0.0, partial(solver.solve, arrangement))
     pool.complete = not solver.is_beaten
 
@@ -81,7 +81,7 @@ class Solver:
     def best_first(self, plans: Iterable[Shape], part: tuple[int, int]) -> Proposals:
         """Propose to solve shapes, the promising and simple ones first."""
         pool = self.pool
-        every = [(self._rough(one), one) for plan in plans for one in plan.arrangements]
+        every = [(self._rough(one), one) for plan in plans for one in plan]
         every.sort(key=lambda entry: (_log_bucket(entry[0]), entry[1].tensor, entry[1]))
         # In small graphs the whole frontier is looked at.
         slack = CLOSE if pool.is_small else 1.0
@@ -100,11 +100,11 @@ class Solver:
         little."""
         context = self.pool.context
         self._smallest.clear()
-        plans = [each for each in shapes(context, context.num_devices) if each.stages == 1]
+        plans = [each for each in shapes(context, context.num_devices) if each[0].stages == 1]
         for plan in plans[:1] + plans[1:][-1:]:
             count = len(context.graph.operators)
-            bearable = [a for a in plan.arrangements if a.microbatches * count <= FEW * BUDGET]
-            arrangement = (bearable or plan.arrangements[:1])[-1]
+            bearable = [a for a in plan if a.microbatches * count <= FEW * BUDGET]
+            arrangement = (bearable or plan[:1])[-1]
             if all(c.arrangement != arrangement for c in self.pool.candidates):
                 yield Proposal(0.0, partial(self.solve, arrangement))
 
@@ -184,14 +184,14 @@ def _cheaper(pool: Pool, plans: list[Shape]) -> list[Shape]:
     if not fits or not plans:
         return []
     best = min(fits, key=lambda c: (c.seconds, c.bytes)).arrangement
-    count = plans[0].stages * plans[0].data * plans[0].tensor
+    count = plans[0][0].num_devices
     rate = pool.context.cluster.dollars_per_second
     if rate(tuple(range(2 * count))) <= rate(tuple(range(count))):
         return []
     return [
-        replace(plan, microbatches=plan.microbatches[-2:])
+        plan[-2:]
         for plan in plans
-        if (plan.stages, plan.tensor) == (best.stages, best.tensor)
+        if (plan[0].stages, plan[0].tensor) == (best.stages, best.tensor)
     ]
 
 

@@ -20,7 +20,7 @@ def smallest(pool: Pool) -> Proposals:
     for shape in shapes(pool.context, pool.context.num_devices):
         if pool.fitting or pool.stopped():
             return
-        found += ends(pool, shape.arrangements[-1])
+        found += ends(pool, shape[-1])
     yield from until_one_fits(pool, found)
 
 

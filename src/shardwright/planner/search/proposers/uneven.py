@@ -24,7 +24,6 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import global_batch, microbatch_counts
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import BUDGET
@@ -246,8 +245,8 @@ def _seconds_before(context: Context, device: int, width: int, pieces: int) -> F
     rates = prices.shards.rates(device, context.training.precision)
     seconds: list[float] = []
     for index in range(len(graph.operators)):
-        dims, count = strategy.configs[index].dims, 1 if facts.is_once(index) else pieces
-        shapes = local_shapes(facts, index, dims, strategy.meshes[0].sizes, count)
+        dims, sizes = strategy.configs[index].dims, strategy.meshes[0].sizes
+        shapes = facts.local(index, dims, sizes, pieces)
         sort = prices.shards.sort(graph, index)
         costs = [prices.shards.cost(graph, index, sort, shapes, phase, rates) for phase in PHASES]
         seconds.append(sum(cost.seconds for cost in costs))
