@@ -33,8 +33,8 @@ from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import Weights
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.candidates import search_weights
-from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull, nearest_within
+from shardwright.reasons.factors import factor_graph
 from shardwright.runtime.capture import capture, load_model
 from tests.planner.solve.whole import fastest_within, whole_frontier
 
@@ -76,7 +76,7 @@ def on_meshes(console: Console) -> bool:
         curve = hull(view, 2, limit)
         best, bound = nearest_within(view, curve, limit), curve.bound(limit)
         if not problem.is_wide:  # what lies between the corners, exactly
-            best = fastest_within(problem.factor_graph(weights), limit)
+            best = fastest_within(factor_graph(problem, weights), limit)
             bound = best.seconds if best else bound
         done = time.process_time()
         gap = 1 - bound / best.seconds if best else 1.0
@@ -116,10 +116,10 @@ def main() -> int:
     for tensor in [size for size in range(1, count + 1) if count % size == 0]:
         one = Arrangement(stages=1, data=count // tensor, tensor=tensor, microbatches=2)
         marks = [time.process_time()]
-        graph = Problem.of(context, one.mesh(0), 2).factor_graph(
-            search_weights(one, EXPOSED, EXPOSED)
+        graph = factor_graph(
+            Problem.of(context, one.mesh(0), 2), search_weights(one, EXPOSED, EXPOSED)
         )
-        solver = Elimination.of(graph)
+        solver = graph.elimination()
         marks.append(time.process_time())
         solver.solve(np.array([(1.0, 0.0)]))
         marks.append(time.process_time())

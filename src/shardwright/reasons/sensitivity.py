@@ -23,10 +23,10 @@ from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import Candidate, likely_weights
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import CANDIDATES
-from shardwright.planner.solve.elimination import Elimination, Solutions
-from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import TOLERANCE, hull, slope
+from shardwright.planner.solve.network import Minima
 from shardwright.reasons.decode import Decoded
+from shardwright.reasons.factors import Factor, FactorGraph, factor_graph
 from shardwright.reasons.marginals import min_marginals
 
 # Operators without parameters are listed if their own work is this share of all, parameters if all
@@ -60,8 +60,8 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     where the graph is too wide.
     """
     problem = place.problem
-    graph = problem.factor_graph(likely_weights(problem, place.arrangement))
-    own = Elimination.of(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
+    graph = factor_graph(problem, likely_weights(problem, place.arrangement))
+    own = graph.restrict(place.allowed).elimination().solve(np.array([(1.0, 1e-18)]))
     price = byte_price(graph, limit - (peak_bytes - float(own.bytes[0])))
     splits = set(problem.config_of.values())
     modes = set(problem.mode_of.values())
@@ -93,7 +93,7 @@ def _charged(graph: FactorGraph, place: Decoded, variables: set[int], fee: float
 
 def byte_price(graph: FactorGraph, room: float) -> float:
     """Return the seconds that a byte is worth at ``room`` bytes: the slope of the hull there."""
-    curve = hull(Elimination.of(graph), CANDIDATES // 2, room)
+    curve = hull(graph.elimination(), CANDIDATES // 2, room)
     if len(curve.points) > 1 and room < curve.points[-1].bytes:
         return slope(*curve.points[-2:])
     return curve.price(room)
@@ -224,11 +224,11 @@ def dims_text(problem: Problem, dims: tuple[str, ...]) -> str:
     return ", ".join(pieces) or "whole"
 
 
-def _solve(prices: Priced, one: _Choice, value: int) -> Solutions:
+def _solve(prices: Priced, one: _Choice, value: int) -> Minima:
     """Return the best assignment with one choice given."""
     allowed = [np.arange(size) for size in one.graph.sizes]
     allowed[one.variable] = np.array([value])
-    solver = Elimination.of(one.graph.restrict(allowed))
+    solver = one.graph.restrict(allowed).elimination()
     solved = solver.solve(np.array([(1.0, prices.byte_seconds)]))
     solved.assignments[:, one.variable] = value
     return solved

@@ -16,9 +16,8 @@ from shardwright.planner.model.parameters import num_levels
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import KEPT, Weights
 from shardwright.planner.model.training import Training
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import FactorGraph
 from shardwright.planner.solve.frontier import hull
+from shardwright.reasons.factors import FactorGraph, factor_graph
 from tests.planner.model.oracle import Additive
 from tests.planner.search.models import begun, cluster, images, mlp, residual, squares
 from tests.planner.solve import exhaustive
@@ -47,7 +46,7 @@ def pinned(graph: FactorGraph, choices: dict[int, int]) -> tuple[float, float]:
         np.array([choices[variable]]) if variable in choices else np.arange(size)
         for variable, size in enumerate(graph.sizes)
     ]
-    solved = Elimination.of(graph.restrict(allowed)).solve(np.array([(1.0, 0.0)]))
+    solved = graph.restrict(allowed).elimination().solve(np.array([(1.0, 0.0)]))
     return float(solved.seconds[0]), float(solved.bytes[0])
 
 
@@ -59,7 +58,7 @@ def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microba
     problem = problem_of(graph, sizes, microbatches)
     ties, rng = problem.context.facts.ties, random.Random(3)
     oracle = Additive(problem.context, problem.mesh, microbatches)
-    tables, finite = problem.factor_graph(WEIGHTS), 0
+    tables, finite = factor_graph(problem, WEIGHTS), 0
     for _ in range(60):
         config = {root: rng.randrange(len(problem.domains[root])) for root in problem.roots}
         level = {tensor: rng.randrange(num_levels(problem, tensor)) for tensor in problem.level_of}
@@ -101,11 +100,11 @@ def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) 
     for seconds, memory in sorted(set(points)):
         if not frontier or memory < frontier[-1][1]:
             frontier.append((seconds, memory))
-    factors = problem.factor_graph(WEIGHTS)
+    factors = factor_graph(problem, WEIGHTS)
     allowed = [np.arange(size) for size in factors.sizes]
     for tensor, variable in problem.level_of.items():
         allowed[variable] = np.array(levels if tensor in weights else (0,))
-    found = hull(Elimination.of(factors.restrict(allowed)))
+    found = hull(factors.restrict(allowed).elimination())
     expected = exhaustive.hull(frontier)
     assert [(p.seconds, p.bytes) for p in found.points] == [pytest.approx(e) for e in expected]
 

@@ -33,13 +33,10 @@ from shardwright.planner.model.terms import (
     ByBlock,
     Term,
     Weights,
-    factor_graph,
     network,
     term,
 )
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import FactorGraph
-from shardwright.planner.solve.network import Network
+from shardwright.planner.solve.network import Elimination, Network
 
 WORKING_COPIES = 2
 
@@ -181,10 +178,6 @@ class Problem(Decisions):
         return [*read, *made, (saves.extra[index](inputs, outputs), index)]
 
     # -- reading -------------------------------------------------------------------------------
-
-    def factor_graph(self, weights: Weights) -> FactorGraph:
-        """Return the two-cost factor graph under one way to pipeline."""
-        return factor_graph(self.sizes, self.statement.terms, weights)
 
     @cached_property
     def network(self) -> Network:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.network import Network, Places, flat
 
 KINDS = range(7)
@@ -75,19 +74,6 @@ class Weights:
         nothing = np.zeros(NUM_COLUMNS - KEPT)
         memory = np.array([self.kept, self.flight, self.transient])
         return np.concatenate([self.seconds, nothing]), np.concatenate([np.zeros(KEPT), memory])
-
-
-def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) -> FactorGraph:
-    """Add the columns up; a transient of tied blocks counts once, all else per block."""
-    factors: list[Factor] = []
-    for term in terms:
-        count = len(term.blocks)
-        seconds = np.tensordot(weights.seconds * count, term.columns[:KEPT], axes=1)
-        kinds = np.array([weights.kept * count, weights.flight * count, weights.transient])
-        factors.append(
-            Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1))
-        )
-    return FactorGraph(sizes, tuple(factors))
 
 
 def network(

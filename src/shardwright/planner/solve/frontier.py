@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from shardwright.planner.solve.buckets import Floats
-from shardwright.planner.solve.elimination import Elimination, Solutions
+from shardwright.planner.solve.network import Elimination, Minima
 
 TOLERANCE = 1e-9  # of sums in another order
 
@@ -34,7 +34,7 @@ class HasBytes(Protocol):
 class Solver(Protocol):
     """What finds the least of any weighting of the two costs."""
 
-    def solve(self, weights: Floats, stopped: Callable[[], bool] = ...) -> Solutions:
+    def solve(self, weights: Floats, stopped: Callable[[], bool] = ...) -> Minima:
         """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, or as well as is known when
         it is ``stopped``."""
         ...
@@ -192,7 +192,7 @@ def _extremes(
     return [fast, small], floor
 
 
-def _point(solved: Solutions, row: int) -> Point:
+def _point(solved: Minima, row: int) -> Point:
     choice = tuple(int(value) for value in solved.assignments[row])
     return Point(
         seconds=float(solved.seconds[row]), bytes=float(solved.bytes[row]), assignment=choice

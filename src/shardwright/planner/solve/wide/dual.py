@@ -117,14 +117,6 @@ class Dual(Messages):
             self._step, self.is_settled = FIRST_STEP, True
         self._direction[:] = 0.0
 
-    def order(self) -> tuple[Ints, Ints]:
-        """Return the strategies of every node by what taking one raises the bound at least, and where
-        each of those stands among all of all nodes."""
-        order = np.lexsort((self.slack, self.node))
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[np.argsort(self.slack[order], kind="stable")] = np.arange(len(order))
-        return order, rank
-
     def propose(self, num_sweeps: int) -> Iterator[Ints]:
         """Yield choices at the best prices, while the messages settle on them."""
         for _ in range(num_sweeps):
