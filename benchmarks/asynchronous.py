@@ -310,7 +310,7 @@ def predicted(case: Case, mode: str, windows: list[Window], table: CostTable) ->
         facts = message.bytes, (0, 1), cluster, table
         sent = (program.kind == Kind.SEND) & (program.item == item)
         seconds[sent] = collective_seconds("transfer", *facts).seconds
-        burdens[:, item] = replace(message_burden("transfer", *facts), stolen=0.0).row
+        burdens[:, item] = message_burden("transfer", *facts)._replace(stolen=0.0)
     charge(program, seconds, np.zeros_like(seconds), burdens)
     charge_telling(program, seconds, np.zeros_like(seconds), (cluster, table))
     return simulate(program, seconds).step_seconds

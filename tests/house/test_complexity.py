@@ -42,7 +42,6 @@ STEERING_NOTHING = {
     "lower/phases.py:UPDATES": "a bit",
     "lower/remake.py:ELSEWHERE": "stands for another block",
     "lower/spread.py:SHOWN": "follows from what is looked at",
-    "simulate/memory.py:NOTHING": "no bytes",
     "simulate/steps.py:ALIKE": "rounding",
     "search/limits.py:RESERVE": "memory that plans may not use",
     "search/survey.py:PLAIN_MICROBATCHES": "what users already have",

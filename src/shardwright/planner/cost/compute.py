@@ -24,30 +24,18 @@ from shardwright.operators.derivatives import (
     is_view,
 )
 from shardwright.operators.keeping.kept import saved_tensors
+from shardwright.planner.cost.collective import MODEL_SPREAD
 from shardwright.planner.cost.roofline import Rates, roofline
 
-MODEL_SPREAD = 0.25
 # Octaves: nearer measurements of one kind count alike.
 NEAR = 0.25
-
-
-def operator_cost(
-    graph: OperatorGraph,
-    operator_index: int,
-    input_local_shapes: Shapes,
-    output_local_shapes: Shapes,
-    phase: str,
-    rates: Rates,
-) -> Cost:
-    """Return the seconds of one operator on a device; ``phase`` is ``forward`` or ``backward``."""
-    shapes = (input_local_shapes, output_local_shapes)
-    return operator_costs(graph, operator_index, shapes, rates)[phase]
 
 
 def operator_costs(
     graph: OperatorGraph, operator_index: int, shapes: tuple[Shapes, Shapes], rates: Rates
 ) -> dict[str, Cost]:
-    """Return the same by phase: measured, else modelled."""
+    """Return the seconds of one operator on a device, of these local input and output shapes, by phase (``forward``
+    and ``backward``): measured, else modelled."""
     operator, shard = graph.operators[operator_index], None
     found = {"backward": Cost(seconds=0.0)}
     for phase in ("forward", "backward") if has_backward(graph, operator) else ("forward",):

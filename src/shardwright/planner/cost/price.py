@@ -213,7 +213,7 @@ class InstructionCosts:
                 if key not in known:
                     row = _row(self._message(number))
                     if self.is_burdened:
-                        row += self._burden(items[number]).row
+                        row += self._burden(items[number])
                     known[key] = self._keep(items[number], row)
         return np.array([known[key] for key in keys], dtype=np.int64)
 

@@ -30,8 +30,8 @@ class Bytes(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What resources are that send, one entry each: whether between hosts (``uplinks``), and what a message waits for a
-    core (``crowds``); None where none is or does."""
+    """What resources are that send, one entry each: whether between hosts, and what a message waits for a
+    core; None where none is or does."""
 
     far: NDArray[np.bool_] | None = None
     waits: Floats | None = None

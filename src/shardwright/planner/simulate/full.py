@@ -66,25 +66,6 @@ class Followers(NamedTuple):
     waiting: Ints
 
 
-@compiled
-def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> Times:
-    """Return start, end and cause of each instruction when nothing slows anything down.
-
-    The cause is what an instruction waited for longest: the one before it in its queue or, if that
-    ended earlier, its first predecessor among those that ended last; -1 if it waited for nothing.
-    """
-    count = len(seconds)
-    start, end = np.zeros(count), np.zeros(count)
-    cause = np.full(count, -1, dtype=np.int64)
-    last = np.full(num_resources, -1, dtype=np.int64)
-    for index in range(count):
-        time, latest = latest_end(wiring, end, last[wiring.resource[index]], index)
-        start[index], cause[index] = time, latest
-        end[index] = time + seconds[index]
-        last[wiring.resource[index]] = index
-    return start, end, cause
-
-
 class Progress(NamedTuple):
     """A simulation under way: all that decides how it goes on.
 
@@ -114,6 +95,8 @@ def share(
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
+    The cause is what an instruction waited for longest: the one before it in its queue or, if that
+    ended earlier, its first predecessor among those that ended last; -1 if it waited for nothing.
     ``ranks`` is how many devices each group has. While a group computes and communicates at once, what
     does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group.
     While more ranks compute than there are ``cores``, all of them get equal shares of these, and a message that takes
