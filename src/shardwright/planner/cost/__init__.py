@@ -9,9 +9,7 @@ from shardwright.planner.cost.compute import operator_costs
 from shardwright.planner.cost.price import Prices, price
 from shardwright.planner.cost.roofline import Rates
 from shardwright.planner.cost.shards import ShardPrices
-from shardwright.planner.cost.table import build_costs
 
 __all__ = [
-    "Prices", "Rates", "ShardPrices", "build_costs", "collective_seconds", "operator_costs",
-    "price",
+    "Prices", "Rates", "ShardPrices", "collective_seconds", "operator_costs", "price",
 ]  # fmt: skip

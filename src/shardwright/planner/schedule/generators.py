@@ -143,18 +143,25 @@ def _deferred(num_stages: int, num_microbatches: int, share: int) -> tuple[Line,
     lines: list[Line] = []
     for stage in range(num_stages):
         ahead = min(share * (num_stages - 1 - stage), num_microbatches)
-        line = [Action(stage, "F", m) for m in range(ahead)]
-        done = 0
-        for m in range(num_microbatches):
-            if ahead + m < num_microbatches:
-                line.append(Action(stage, "F", ahead + m))
-            line.append(Action(stage, "I", m))
-            if ahead + m >= num_microbatches or m + 1 - done > share * stage:
-                line.append(Action(stage, "W", done))
-                done += 1
-        line += [Action(stage, "W", m) for m in range(done, num_microbatches)]
-        lines.append(tuple(line))
+        phases: tuple[Phase, ...] = ("F", "I")
+        both = [[Action(stage, phase, m) for m in range(num_microbatches)] for phase in phases]
+        line = alternated(*both, ahead)
+        lines.append(with_weights(line, share * stage, num_microbatches - ahead))
     return tuple(lines)
+
+
+def with_weights(line: Line, most: int, eager: int | None = None) -> Line:
+    """Return a line of F and I with a W behind an I once more than so many are pending, and behind each
+    from the ``eager``-th on; what is left comes last."""
+    found, pending, num_returned = list[Action](), list[Action](), 0
+    for one in line:
+        found.append(one)
+        if one.phase == "I":
+            pending.append(one._replace(phase="W"))
+            if len(pending) > most or (eager is not None and num_returned >= eager):
+                found.append(pending.pop(0))
+            num_returned += 1
+    return (*found, *pending)
 
 
 def _breadth_first(own: Sequence[int], num_microbatches: int) -> Line:

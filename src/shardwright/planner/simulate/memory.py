@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from shardwright.core.completion import asked_ahead, completions
 from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import crews_of, sorts_of_devices
+from shardwright.planner.schedule.program import shares_devices
 from shardwright.planner.simulate.columns import Bytes, Floats
 
 
@@ -98,8 +99,7 @@ def touched(program: Program, scatter_copies: float) -> Bytes:
 
 def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     """Return, per mesh, its devices' sorts: the sets of meshes that they belong to."""
-    distinct = frozenset[int]().union(*(mesh.devices for mesh in program.meshes))
-    if len(distinct) == sum(len(mesh.devices) for mesh in program.meshes):
+    if not shares_devices(program.meshes):
         return [frozenset({frozenset({number})}) for number in range(len(program.meshes))]
     crews = crews_of(program.meshes)
     sorts = sorts_of_devices(crews)

@@ -51,7 +51,7 @@ def simulate(
     many ranks can compute at once; while more do, each has its share of these. ``ways``: the resources whose messages
     share what a group can send between hosts, and by how many seconds the messages of each take longer while ranks
     crowd on cores. ``scatter_copies``: see
-    ``Cluster.scatter_copies``. Deterministic. Takes O(n log resources) time.
+    ``Cluster.scatter_copies``. Deterministic. Takes O(n * groups) time.
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
 
