@@ -8,6 +8,7 @@ al., 2024b (ZB-V, V-Half, V-Min).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -143,24 +144,23 @@ def _deferred(num_stages: int, num_microbatches: int, share: int) -> tuple[Line,
     lines: list[Line] = []
     for stage in range(num_stages):
         ahead = min(share * (num_stages - 1 - stage), num_microbatches)
-        phases: tuple[Phase, ...] = ("F", "I")
-        both = [[Action(stage, phase, m) for m in range(num_microbatches)] for phase in phases]
-        line = alternated(*both, ahead)
+        forwards = [Action(stage, "F", m) for m in range(num_microbatches)]
+        inputs = [one._replace(phase="I") for one in forwards]
+        line = alternated(forwards, inputs, ahead)
         lines.append(with_weights(line, share * stage, num_microbatches - ahead))
     return tuple(lines)
 
 
-def with_weights(line: Line, most: int, eager: int | None = None) -> Line:
+def with_weights(line: Line, most: int, eager: float = math.inf) -> Line:
     """Return a line of F and I with a W behind an I once more than so many are pending, and behind each
-    from the ``eager``-th on; what is left comes last."""
-    found, pending, num_returned = list[Action](), list[Action](), 0
+    from the microbatch ``eager`` on; what is left comes last."""
+    found, pending = list[Action](), list[Action]()
     for one in line:
         found.append(one)
         if one.phase == "I":
             pending.append(one._replace(phase="W"))
-            if len(pending) > most or (eager is not None and num_returned >= eager):
+            if len(pending) > most or one.microbatch >= eager:
                 found.append(pending.pop(0))
-            num_returned += 1
     return (*found, *pending)
 
 

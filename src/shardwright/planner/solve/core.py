@@ -25,10 +25,10 @@ from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped
 from shardwright.planner.solve.wide.dual import PATIENCE, Dual
 from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
-from shardwright.planner.solve.wide.region import room_of
+from shardwright.planner.solve.wide.region import MOST_AROUND, room_of
 
-# Hubs touch at least so many others, and have at most so many joint values.
-HUB, MOST_VALUES = 64, 16
+# Hubs touch more others than a variable of a region may (``MOST_AROUND``), and have at most so many joint values.
+MOST_VALUES = 16
 # A variable is eliminated if that makes a table over so many others: messages go between two.
 MAX_OTHERS = 2
 # The gap that is good enough.
@@ -135,7 +135,7 @@ def _hubs(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
     hubs: list[int] = []
     count = 1
     for variable in sorted(range(len(sizes)), key=lambda v: (-len(near[v]), v)):
-        if len(near[variable]) >= HUB and 1 < sizes[variable] * count <= MOST_VALUES:
+        if len(near[variable]) > MOST_AROUND and 1 < sizes[variable] * count <= MOST_VALUES:
             hubs.append(variable)
             count *= sizes[variable]
     return tuple(sorted(hubs))
