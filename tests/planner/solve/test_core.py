@@ -63,7 +63,7 @@ def test_the_bound_holds_and_the_choice_is_near_it(seed: int, hub: bool, others:
         for scope, table in zip(scopes, tables, strict=True)
     )
     assert found.bound <= best * (1 + 1e-9)
-    assert best == pytest.approx(cost, rel=1e-6)
+    assert best == pytest.approx(cost, rel=1e-4)
     assert found.bound == pytest.approx(best, rel=1e-4)
 
 

@@ -34,8 +34,8 @@ from shardwright.planner.search.bounds import (
 )
 from shardwright.planner.search.candidates import channels, exposed_share
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.solve.core import ENOUGH
 from shardwright.planner.solve.network import Network
+from shardwright.planner.solve.wide.dual import SLIGHT
 
 Floats = NDArray[np.float64]
 
@@ -189,7 +189,7 @@ def _strengthened(
         return math.inf
     while (best := max(best, met(mix) - float(mix[-1]) * limit)) < useful:
         program.maximize(seconds)
-        if program.val(seconds) * unit <= best * (1 + max(share, ENOUGH)):
+        if program.val(seconds) * unit <= best * (1 + max(share, SLIGHT)):
             break
         mix = np.array([*program.vals(means), program.val(price) * unit / limit])
     return best

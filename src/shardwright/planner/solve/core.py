@@ -22,7 +22,7 @@ from shardwright.planner.solve.buckets import MAX_CELLS, Floats, Scope, join, ne
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import PATIENCE, Dual
+from shardwright.planner.solve.wide.dual import PATIENCE, SLIGHT, Dual
 from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import MOST_AROUND, room_of
@@ -31,8 +31,6 @@ from shardwright.planner.solve.wide.region import MOST_AROUND, room_of
 MOST_VALUES = 16
 # A variable is eliminated if that makes a table over so many others: messages go between two.
 MAX_OTHERS = 2
-# The gap that is good enough.
-ENOUGH = 1e-5
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
 
@@ -182,7 +180,7 @@ def minimise(
         if cost < best:
             best, choice = cost, descent.choice.copy()
         least = min(best, limit)
-        if dual.bound >= least * (1 - ENOUGH) or (best < BIG and stopped()):
+        if dual.bound >= least * (1 - SLIGHT) or (best < BIG and stopped()):
             break
         exact = _open(own, dual.allowed & (own.cost < BIG))
         if exact is not None:

@@ -21,7 +21,7 @@ from shardwright.planner.solve.wide.net import FEW, NEAR, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, profile
 
 FIRST_STEP = 0.1  # of Polyak's
-SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried
+SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried or all is good enough
 PATIENCE = 25  # sweeps without a better bound before steps get smaller, and at fixed prices before a choice is taken
 KEPT = 0.7  # of the last direction in the next, and of steps that gain nothing
 
