@@ -74,14 +74,18 @@ def _shard(
     operator, (inputs, outputs) = graph.operators[operator_index], shapes
     kept_as = KEPT_AS.get(rates.precision, rates.precision)
     in_float8, bare = _in_float8(graph, operator, inputs, rates), base_kind(operator.kind)
+    read = _bytes(graph, operator.inputs, inputs, kept_as)
+    made = _bytes(graph, operator.outputs, outputs, kept_as)
+    kept_in, kept_out, extra = saved_tensors(graph, operator)
+    saved = sum(read[i] for i in kept_in) + sum(made[i] for i in kept_out)
     return Shard(
         kind=bare,
         inputs=inputs,
         outputs=outputs,
-        input_bytes=_bytes(graph, operator.inputs, inputs, kept_as),
-        output_bytes=_bytes(graph, operator.outputs, outputs, kept_as),
+        input_bytes=read,
+        output_bytes=made,
         needs=tuple(graph.tensors[i].needs_gradient for i in operator.inputs),
-        saved=_saved_bytes(graph, operator, inputs, outputs, kept_as),
+        saved=saved + extra(inputs, outputs),
         flops=_fallback_flops(graph, operator, inputs, outputs, rates),
         dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
         product=product_of(bare, inputs, outputs, *arguments(operator)),
@@ -126,19 +130,6 @@ def _fallback_flops(
     here = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     whole = max((graph.tensors[i].numel for i in (*operator.inputs, *operator.outputs)), default=0)
     return operator.flops * here / whole if whole else 0.0
-
-
-def _saved_bytes(
-    graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes, precision: str
-) -> int:
-    kept_in, kept_out, extra = saved_tensors(graph, operator)
-    sizes_in = _bytes(graph, operator.inputs, inputs, precision)
-    sizes_out = _bytes(graph, operator.outputs, outputs, precision)
-    return (
-        sum(sizes_in[i] for i in kept_in)
-        + sum(sizes_out[i] for i in kept_out)
-        + extra(inputs, outputs)
-    )
 
 
 def _scale(shard: Shard, phase: str, rates: Rates) -> tuple[float, float]:

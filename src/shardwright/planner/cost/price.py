@@ -35,7 +35,7 @@ from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.roofline import Rates, memory_seconds
 from shardwright.planner.cost.shards import Groups, ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
-from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost
+from shardwright.planner.cost.transfers import halo_bytes, paired_seconds, transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import added_seconds, update_all, updates_by_mesh
 
@@ -390,7 +390,10 @@ class InstructionCosts:
         """Price a message in one group of devices; many are alike."""
         wires = self.shards.wires
         if message.pairs:
-            return pairs_cost(self.program, message, self.cluster, self.table, wires)
+            route = self.program.meshes[message.mesh], message.axes, message.pairs, message.bytes
+            if route not in wires:
+                wires[route] = paired_seconds(*route, (self.cluster, self.table))
+            return wires[route]
         size = halo_bytes(self.program, message)
         count = self.rates[message.mesh][0].software.num_messages(message)
         key = (message.primitive, message.bytes, size, devices, concurrent, count)

@@ -54,18 +54,17 @@ def simulate(
     ``Cluster.scatter_copies``. Deterministic. Takes O(n * groups) time.
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
-
-    wiring, clock = _wiring(program), _clock(program, overlap_slowdown, cores, ways)
+    clock = _clock(program, overlap_slowdown, cores, ways)
 
     def play(many: Program, seconds: NDArray[np.float64]) -> Timeline:
         return _timeline(many, clock(_wiring(many), seconds), scatter_copies)
 
-    timeline = _timeline(program, clock(wiring, seconds), scatter_copies)
+    timeline = play(program, seconds)
     if program.shift is not None and program.shift.max(initial=0) > 0:
         return in_periods(program, seconds, timeline, play)
     if meets or len(program.meshes) == 1:
         return timeline
-    return in_a_row(program, wiring, seconds, timeline, clock)
+    return in_a_row(program, _wiring(program), seconds, timeline, clock)
 
 
 def simulate_on(
@@ -158,12 +157,9 @@ def _clock(program: Program, overlap_slowdown: float, cores: float, ways: Ways) 
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
-    ranks, classes = (
-        ranks_of_groups(program),
-        np.require(program.resource_class, np.int8, ["C", "W"]),
-    )
-    how = float(overlap_slowdown), float(cores), ways
-    return lambda wiring, seconds: full.share(wiring, seconds, classes, ranks, *how)
+    classes = np.require(program.resource_class, np.int8, ["C", "W"])
+    how = classes, ranks_of_groups(program), float(overlap_slowdown), float(cores), ways
+    return lambda wiring, seconds: full.share(wiring, seconds, *how)
 
 
 def _wiring(program: Program) -> Wiring:
