@@ -101,7 +101,7 @@ class NonSupported:
         buckets, left = eliminate(sizes, costs, self._order)
         found: list[Table] = []
         for bucket in reversed(buckets):
-            least = np.expand_dims(bucket.message.table, bucket.scope.index(bucket.variable))
+            least = bucket.table.min(axis=bucket.scope.index(bucket.variable), keepdims=True)
             with np.errstate(invalid="ignore"):
                 more = np.nan_to_num(bucket.table - least, nan=np.inf, posinf=np.inf)
             found.append(more)
