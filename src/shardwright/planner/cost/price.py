@@ -163,8 +163,7 @@ class InstructionCosts:
         self.known.clear()
         self.items.clear()
         self.reads.clear()
-        self.rates: list[list[Rates]] = []
-        self.rates += [self.shards.rates_of(mesh, precision) for mesh in meshes]
+        self.rates = [self.shards.rates_of(mesh, precision) for mesh in meshes]
         # By mesh and axes: the number of a mesh is found faster than thousands of devices.
         self._groups: dict[tuple[int, tuple[int, ...]], Groups] = {}
 
@@ -355,8 +354,7 @@ class InstructionCosts:
         return self._groups[key]
 
     def _is_in_host(self, groups: Groups) -> bool:
-        hosts = self.cluster.devices
-        return all(len({hosts[one].host for one in devices}) == 1 for devices, _ in groups)
+        return all(len({self.cluster.devices[one].host for one in own}) == 1 for own, _ in groups)
 
     def _beside(self) -> dict[int, float]:
         """Return the seconds of the product that each message runs beneath, where software does so."""
@@ -430,8 +428,7 @@ class InstructionCosts:
         if mesh in self.masters:
             each, rest = divmod(self.masters[mesh], max(len(masters), 1))
             return [each + rest, *[each] * (len(masters) - 1)]
-        lying = [(tensor, kept[position].optimizer) for position, tensor in masters]
-        return [self._shard_bytes(tensor, layout, sizes) for tensor, layout in lying]
+        return [self._shard_bytes(one, kept[at].optimizer, sizes) for at, one in masters]
 
     def _masters(self, mesh: int) -> list[tuple[int, int]]:
         """Return the trained parameters, by position and tensor, whose first use is on a mesh."""
