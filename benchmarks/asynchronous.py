@@ -33,7 +33,7 @@ from shardwright.core.costs import CostTable, Record
 from shardwright.core.program import BACKWARD_KINDS, Kind, Program
 from shardwright.core.staleness import ACCUMULATES, ASYNCHRONOUS
 from shardwright.files.clusterfile import read_cluster
-from shardwright.planner.cost import build_costs, collective_seconds
+from shardwright.planner.cost import collective_seconds
 from shardwright.planner.cost.burden import NUM_COLUMNS, charge, charge_telling, message_burden
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
@@ -43,6 +43,7 @@ from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
 from shardwright.runtime.profile import Probe
 from shardwright.runtime.profile.collectives import name_records, time_collectives
+from shardwright.verbs.records import build_costs
 
 WINDOW = 200  # if nobody says
 COMPUTES = frozenset(map(int, (Kind.FORWARD, *BACKWARD_KINDS)))
@@ -310,7 +311,7 @@ def predicted(case: Case, mode: str, windows: list[Window], table: CostTable) ->
         facts = message.bytes, (0, 1), cluster, table
         sent = (program.kind == Kind.SEND) & (program.item == item)
         seconds[sent] = collective_seconds("transfer", *facts).seconds
-        burdens[:, item] = replace(message_burden("transfer", *facts), stolen=0.0).row
+        burdens[:, item] = message_burden("transfer", *facts)._replace(stolen=0.0)
     charge(program, seconds, np.zeros_like(seconds), burdens)
     charge_telling(program, seconds, np.zeros_like(seconds), (cluster, table))
     return simulate(program, seconds).step_seconds

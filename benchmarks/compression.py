@@ -46,7 +46,6 @@ from shardwright.core.costs import PACK, CostTable
 from shardwright.core.program import BACKWARD_KINDS, Kind
 from shardwright.core.strategy import Strategy
 from shardwright.files.clusterfile import read_cluster
-from shardwright.planner.cost import build_costs
 from shardwright.planner.cost.price import price
 from shardwright.planner.judge.compress import packings
 from shardwright.planner.judge.evaluate import evaluate, merge, run
@@ -70,6 +69,7 @@ from shardwright.runtime.profile.collectives import (
 )
 from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.race import Rules, race
+from shardwright.verbs.records import build_costs
 from tests.hosts import hosts, why_not
 
 BEHIND = 0.03

@@ -33,9 +33,8 @@ from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import Weights
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.candidates import search_weights
-from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull, nearest_within
-from shardwright.reasons.sensitivity import factor_graph
+from shardwright.reasons.factors import factor_graph
 from shardwright.runtime.capture import capture, load_model
 from tests.planner.solve.whole import fastest_within, whole_frontier
 
@@ -117,9 +116,10 @@ def main() -> int:
     for tensor in [size for size in range(1, count + 1) if count % size == 0]:
         one = Arrangement(stages=1, data=count // tensor, tensor=tensor, microbatches=2)
         marks = [time.process_time()]
-        problem = Problem.of(context, one.mesh(0), 2)
-        graph = factor_graph(problem, search_weights(one, EXPOSED, EXPOSED))
-        solver = Elimination.of(graph)
+        graph = factor_graph(
+            Problem.of(context, one.mesh(0), 2), search_weights(one, EXPOSED, EXPOSED)
+        )
+        solver = graph.elimination()
         marks.append(time.process_time())
         solver.solve(np.array([(1.0, 0.0)]))
         marks.append(time.process_time())

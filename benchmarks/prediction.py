@@ -35,7 +35,7 @@ from shardwright.core.cluster import Cluster, Device, Link, Switch
 from shardwright.core.costs import CostTable, Record, link_label
 from shardwright.core.graph import OperatorGraph
 from shardwright.demo_model import ByteGPT
-from shardwright.planner.cost import build_costs, price
+from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space import Seed, seed_strategy
@@ -46,6 +46,7 @@ from shardwright.runtime.profile import Probe, Setting, local_environment, measu
 from shardwright.runtime.profile.collectives import name_records, time_collectives
 from shardwright.store import Store
 from shardwright.verbs.measure import local_cluster, measure_links, missing
+from shardwright.verbs.records import build_costs
 from shardwright.verbs.request import Watch
 from tests.hosts import hosts, why_not
 

@@ -10,7 +10,7 @@ from tests.house.test_sizes import FILES, SOURCE, name_of, tree_of
 MOST_BRANCHES, MOST_BRANCHED = 10, 95
 # Named numbers per room that steer the search, which should be 20 in all; those of ``search`` stand in ``steering.py``.
 MOST_NUMBERS = {
-    "schedule": 5, "lower": 1, "simulate": 2, "solve": 15, "model": 3, "judge": 3, "search": 8, "contest": 1,
+    "schedule": 5, "lower": 1, "simulate": 2, "solve": 13, "model": 3, "judge": 3, "search": 8, "contest": 1,
 }  # fmt: skip
 # Numbers there that steer nothing, each with what it is instead.
 STEERING_NOTHING = {
@@ -23,15 +23,15 @@ STEERING_NOTHING = {
     "schedule/play.py:UNIT": "seconds, where nobody knows any",
     "schedule/program.py:KEPT": "memory for orders; no answer depends on it",
     "schedule/program.py:TRAVEL": "turns of a transfer: one",
-    "lower/builder.py:BY_MICROBATCH": "a bit",
-    "lower/builder.py:GRADIENT": "a bit",
-    "lower/builder.py:ACTIVATION": "a bit",
-    "lower/builder.py:GATHERED": "a bit",
-    "lower/builder.py:WIDE": "a bit",
+    "lower/numbering.py:BY_MICROBATCH": "a bit",
+    "lower/numbering.py:GRADIENT": "a bit",
+    "lower/numbering.py:ACTIVATION": "a bit",
+    "lower/numbering.py:GATHERED": "a bit",
+    "lower/numbering.py:WIDE": "a bit",
     "lower/compress.py:_TEMPORARIES": "bytes of an algorithm",
     "lower/fold.py:KEPT": "follows from what is looked at",
     "lower/fold.py:MOST_GRAPHS": "memory for folded graphs; no answer depends on it",
-    "lower/memo.py:MOST_REMEMBERED": "memory for what was lowered; no answer depends on it",
+    "lower/numbering.py:MOST_REMEMBERED": "memory for what was lowered; no answer depends on it",
     "lower/outline.py:REACH": "how far blocks are looked at; no answer depends on it",
     "lower/phases.py:BEFORE": "a bit",
     "lower/phases.py:EACH": "a bit",
@@ -42,7 +42,6 @@ STEERING_NOTHING = {
     "lower/phases.py:UPDATES": "a bit",
     "lower/remake.py:ELSEWHERE": "stands for another block",
     "lower/spread.py:SHOWN": "follows from what is looked at",
-    "simulate/memory.py:NOTHING": "no bytes",
     "simulate/steps.py:ALIKE": "rounding",
     "search/limits.py:RESERVE": "memory that plans may not use",
     "search/survey.py:PLAIN_MICROBATCHES": "what users already have",

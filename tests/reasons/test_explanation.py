@@ -21,7 +21,6 @@ from shardwright.planner.search import Limits, Training, room, search
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.simulate import simulate
-from shardwright.planner.solve.elimination import Elimination
 from shardwright.reasons import explain
 from shardwright.reasons.decode import decode
 from shardwright.reasons.neighbours import neighbours
@@ -113,7 +112,7 @@ def test_no_other_choice_of_a_decision_is_cheaper_than_its_runner_up() -> None:
             for value in range(place.problem.sizes[variable]):
                 allowed = [np.arange(size) for size in prices.graph.sizes]
                 allowed[variable] = np.array([value])
-                solver = Elimination.of(prices.graph.restrict(allowed))
+                solver = prices.graph.restrict(allowed).elimination()
                 best = float(solver.solve(np.array([(1.0, 0.0)])).values[0])
                 assert prices.of_splits[variable][value] == pytest.approx(best, rel=1e-9)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import InputError
-from shardwright.planner.solve.factors import Factor, FactorGraph
+from shardwright.reasons.factors import Factor, FactorGraph
 from shardwright.reasons.marginals import min_marginals
 from tests.planner.solve import exhaustive
 from tests.planner.solve.test_elimination import random_graph

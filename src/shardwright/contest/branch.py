@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.solve.wide.descent import capped_cost, fits
+from shardwright.contest.feasible import fits
+from shardwright.planner.solve.wide.descent import capped_cost
 from shardwright.planner.solve.wide.dual import PATIENCE, Dual, tolerance
 from shardwright.planner.solve.wide.net import FEW, net_of
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem

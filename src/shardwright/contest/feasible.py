@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.planner.solve.wide.compact import compact
-from shardwright.planner.solve.wide.descent import Descent, fits
+from shardwright.contest.compaction import compacted
+from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Messages
 from shardwright.planner.solve.wide.net import Net, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
@@ -35,7 +35,7 @@ class Feasibility:
     def __init__(self, problem: WideProblem, seed: int) -> None:
         self.problem, self.seed = problem, seed
         self.is_found = self.is_impossible = False
-        self._smaller = compact(without_costs(problem))
+        self._smaller = compacted(without_costs(problem))
         self.inner = self._smaller.problem
         self.choice = np.zeros(problem.num_nodes, np.int64)
         self.is_impossible = self._smaller.is_impossible
@@ -152,6 +152,11 @@ def without_costs(problem: WideProblem) -> WideProblem:
 def num_broken(problem: WideProblem, choice: Ints) -> int:
     """Return how many strategies and pairs of a choice are forbidden."""
     return int(np.isinf(problem.costs(choice)).sum())
+
+
+def fits(problem: WideProblem, choice: Ints) -> bool:
+    """Return whether a choice keeps the limit."""
+    return bool(problem.profile(choice).max(initial=0.0) <= problem.limit)
 
 
 def is_legal(problem: WideProblem, choice: Ints) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.compiled import compiled
+from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import links
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
@@ -72,6 +73,15 @@ def reordered(problem: WideProblem, order: Ints) -> WideProblem:
         end=problem.end[order],
         ends=place[problem.ends],
     )
+
+
+def by_slack(dual: Dual) -> tuple[Ints, Ints]:
+    """Return the strategies of every node by what taking one raises the bound at least, and where
+    each of those stands among all of all nodes."""
+    order = np.lexsort((dual.slack, dual.node))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[np.argsort(dual.slack[order], kind="stable")] = np.arange(len(order))
+    return order, rank
 
 
 def relaid(problem: WideProblem, order: Ints) -> WideProblem:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.contest.branch import Branching
+from shardwright.contest.compaction import compacted
 from shardwright.contest.feasible import Feasibility, is_legal
-from shardwright.contest.order import order_of, relaid, reordered
-from shardwright.planner.solve.wide.compact import Compact, compact
+from shardwright.contest.order import by_slack, order_of, relaid, reordered
+from shardwright.planner.solve.wide.compact import Compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
 from shardwright.planner.solve.wide.dual import PATIENCE, SLIGHT, Dual, tolerance
 from shardwright.planner.solve.wide.net import BIG, FEW, WORK, net_of
@@ -85,7 +86,7 @@ def solve(
 def _solved(
     problem: WideProblem, spent: Spent, tell: Callable[[Standing], None], seed: int
 ) -> WideSolution:
-    smaller = compact(problem)
+    smaller = compacted(problem)
     run = _Run(problem, smaller, spent, tell, seed)
     if smaller.problem.num_nodes:
         run.work()
@@ -205,7 +206,7 @@ class _Run:
         if cells > WORK:
             return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
-        rest = compact(replace(self.problem, cost=open_costs))
+        rest = compacted(replace(self.problem, cost=open_costs))
         if not rest.problem.num_nodes:  # what is left open is settled
             self.offer(rest.expand(np.zeros(0, np.int64)))
             dual.bound = max(dual.bound, self.cost)
@@ -252,7 +253,7 @@ class _Run:
 
     def _sort(self) -> None:
         """Put strategies in the order in which the bound asks for them."""
-        self._order, rank = self.dual.order()
+        self._order, rank = by_slack(self.dual)
         self._place = np.argsort(self._order)
         self._sorted = relaid(self.problem, self._order)
         self._net = net_of(self._sorted, rank)

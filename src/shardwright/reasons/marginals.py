@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solve.buckets import Floats, Scope, elimination_order
-from shardwright.planner.solve.factors import FactorGraph, merge_scopes
-from shardwright.planner.solve.tables import eliminate, spread
+from shardwright.planner.solve.tables import eliminate, merged, spread
+from shardwright.reasons.factors import FactorGraph
 
 
 def min_marginals(graph: FactorGraph, price: float) -> tuple[NDArray[np.float64], ...]:
@@ -24,7 +24,7 @@ def min_marginals(graph: FactorGraph, price: float) -> tuple[NDArray[np.float64]
     """
     sizes = graph.sizes
     order = elimination_order(sizes, [factor.scope for factor in graph.factors])
-    tables = [(f.scope, f.seconds + price * f.bytes) for f in merge_scopes(graph).factors]
+    tables = [(scope, costs[0] + price * costs[1]) for scope, costs in merged(graph.tables)]
     buckets, left = eliminate(sizes, tables, order)
     ends = {entry.variable: float(entry.table) for entry in left}
     outside: dict[int, Floats] = {}

@@ -20,14 +20,13 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
-from shardwright.planner.model.terms import KEPT, Weights
 from shardwright.planner.search.candidates import Candidate, likely_weights
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import CANDIDATES
-from shardwright.planner.solve.elimination import Elimination, Solutions
-from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import TOLERANCE, hull, slope
+from shardwright.planner.solve.network import Minima
 from shardwright.reasons.decode import Decoded
+from shardwright.reasons.factors import Factor, FactorGraph, factor_graph
 from shardwright.reasons.marginals import min_marginals
 from shardwright.reasons.neighbours import judged_like
 
@@ -63,7 +62,7 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     """
     problem = place.problem
     graph = factor_graph(problem, likely_weights(problem, place.arrangement))
-    own = Elimination.of(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
+    own = graph.restrict(place.allowed).elimination().solve(np.array([(1.0, 1e-18)]))
     price = byte_price(graph, limit - (peak_bytes - float(own.bytes[0])))
     splits = set(problem.config_of.values())
     modes = set(problem.mode_of.values())
@@ -83,19 +82,6 @@ def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: 
     )
 
 
-def factor_graph(problem: Problem, weights: Weights) -> FactorGraph:
-    """Return a problem's two-cost factor graph under one way to pipeline; a transient of tied blocks counts once,
-    all else per block."""
-    factors: list[Factor] = []
-    for term in problem.statement.terms:
-        count = len(term.blocks)
-        seconds = np.tensordot(weights.seconds * count, term.columns[:KEPT], axes=1)
-        kinds = np.array([weights.kept * count, weights.flight * count, weights.transient])
-        memory = np.tensordot(kinds, term.columns[KEPT:], axes=1)
-        factors.append(Factor(term.scope, seconds, memory))
-    return FactorGraph(problem.sizes, tuple(factors))
-
-
 def _charged(graph: FactorGraph, place: Decoded, variables: set[int], fee: float) -> FactorGraph:
     """Charge for every choice of some variables that is not the plan's; infinitely much forbids it."""
     fees: list[Factor] = []
@@ -108,7 +94,7 @@ def _charged(graph: FactorGraph, place: Decoded, variables: set[int], fee: float
 
 def byte_price(graph: FactorGraph, room: float) -> float:
     """Return the seconds that a byte is worth at ``room`` bytes: the slope of the hull there."""
-    curve = hull(Elimination.of(graph), CANDIDATES // 2, room)
+    curve = hull(graph.elimination(), CANDIDATES // 2, room)
     if len(curve.points) > 1 and room < curve.points[-1].bytes:
         return slope(*curve.points[-2:])
     return curve.price(room)
@@ -239,11 +225,11 @@ def dims_text(problem: Problem, dims: tuple[str, ...]) -> str:
     return ", ".join(pieces) or "whole"
 
 
-def _solve(prices: Priced, one: _Choice, value: int) -> Solutions:
+def _solve(prices: Priced, one: _Choice, value: int) -> Minima:
     """Return the best assignment with one choice given."""
     allowed = [np.arange(size) for size in one.graph.sizes]
     allowed[one.variable] = np.array([value])
-    solver = Elimination.of(one.graph.restrict(allowed))
+    solver = one.graph.restrict(allowed).elimination()
     solved = solver.solve(np.array([(1.0, prices.byte_seconds)]))
     solved.assignments[:, one.variable] = value
     return solved

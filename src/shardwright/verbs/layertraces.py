@@ -23,7 +23,7 @@ from shardwright.layerwise.allreduce import (
     top_k_seconds,
 )
 from shardwright.layerwise.ssgd import EXCHANGES, SPARSE, Network, predict, selection
-from shardwright.planner.cost import Rates, operator_cost
+from shardwright.planner.cost import Rates, operator_costs
 from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.lower import lower
 from shardwright.verbs.evidence import document_of, evidence, picked
@@ -163,7 +163,7 @@ def _layer(
     operator, values = graph.operators[call.operator], program.values
     shapes = tuple(values[value].shape for value in call.operands)
     forward, backward = (
-        operator_cost(graph, call.operator, shapes, call.result_shapes, phase, rates).seconds
+        operator_costs(graph, call.operator, (shapes, call.result_shapes), rates)[phase].seconds
         for phase in ("forward", "backward")
     )
     pieces = program.strategy.pipeline.num_microbatches

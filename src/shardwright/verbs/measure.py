@@ -19,7 +19,6 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.errors import StoreError
-from shardwright.planner.cost import build_costs
 from shardwright.runtime.profile import (
     METHOD,
     RATES,
@@ -35,6 +34,7 @@ from shardwright.runtime.profile import (
 )
 from shardwright.store import Store, default_path
 from shardwright.verbs.narrate import Shard, plain_strategies, run_of
+from shardwright.verbs.records import build_costs
 from shardwright.verbs.request import Request, Watch
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.device import surroundings
 from shardwright.operators.splitting import find_samples
 from shardwright.operators.splitting.iteration import PLUS
-from shardwright.planner.cost import Prices, Rates, operator_cost, price
+from shardwright.planner.cost import Prices, Rates, operator_costs, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.judge.ties import half_width
 from shardwright.planner.lower import lower
@@ -126,7 +126,7 @@ def _row(
     operator, mesh = graph.operators[call.operator], program.meshes[segment.mesh]
     inputs = tuple(program.values[value].shape for value in call.operands)
     forward, backward = (
-        operator_cost(graph, call.operator, inputs, call.result_shapes, phase, rates)
+        operator_costs(graph, call.operator, (inputs, call.result_shapes), rates)[phase]
         for phase in ("forward", "backward")
     )
     return OperatorRow(

@@ -12,7 +12,7 @@ from shardwright.core.costs import Cost, CostTable
 from shardwright.core.decoder import Decoder
 from shardwright.core.program import Kind, Program
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.cost import collective_seconds, operator_cost, price
+from shardwright.planner.cost import collective_seconds, operator_costs, price
 from shardwright.planner.cost.beneath import exposed
 from shardwright.planner.cost.roofline import Rates
 from shardwright.planner.lower import lower
@@ -52,7 +52,7 @@ def product_seconds(inner: int, outer: int) -> float:
     cluster = replace(parse_cluster("1xH100"), software="megatron-core")
     rates = Rates(cluster=cluster, precision="bfloat16")
     shapes = ((8, 2048, inner), (outer, inner))
-    return operator_cost(graph, index, shapes, ((8, 2048, outer),), "forward", rates).seconds
+    return operator_costs(graph, index, (shapes, ((8, 2048, outer),)), rates)["forward"].seconds
 
 
 def activations(program: Program, primitive: str, purpose: str) -> list[int]:

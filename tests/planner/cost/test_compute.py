@@ -15,7 +15,7 @@ from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.operators.counting.products import Product
 from shardwright.operators.counting.work import local_flops
-from shardwright.planner.cost import Rates, ShardPrices, operator_cost
+from shardwright.planner.cost import Rates, ShardPrices, operator_costs
 from shardwright.planner.cost.kernels import kernels_of
 from shardwright.planner.cost.software import sustained
 from tests.planner.search.models import Sketch
@@ -46,7 +46,7 @@ def graph_of(
 
 def cost(graph: OperatorGraph, rates: Rates, phase: str = "forward") -> Cost:
     shapes = tuple(tensor.shape for tensor in graph.tensors)
-    return operator_cost(graph, 0, shapes[:-1], shapes[-1:], phase, rates)
+    return operator_costs(graph, 0, (shapes[:-1], shapes[-1:]), rates)[phase]
 
 
 H100 = Rates(cluster=parse_cluster("1xH100"), precision="bfloat16")
@@ -137,7 +137,7 @@ def test_balanced_attention_is_half_the_square_wherever_a_share_lies():
         rate = rates.software.attention_share("H100")
         for query in (whole, part):
             shapes = (query, whole, whole)
-            found = operator_cost(graph, 0, shapes, (query,), "forward", rates).seconds
+            found = operator_costs(graph, 0, (shapes, (query,)), rates)["forward"].seconds
             tabled = kernels_of("H100").attention_rate(8, (query[2] * 8192) ** 0.5, 128)
             seconds[software, query[2]] = found * rate * tabled / (4 * 8 * 8192 * 128)
     # Keys per query, of all: half; for the last quarter of the queries 7/8.
@@ -163,7 +163,7 @@ def test_a_sum_hands_its_gradient_on_unless_others_add_to_it():
     assert cost(alone, H100, "forward").seconds > 0
     assert cost(alone, H100, "backward").seconds == 0
     shapes = ((4096, 8192),) * 3
-    seconds = operator_cost(twice, 0, shapes[:2], shapes[2:], "backward", H100).seconds
+    seconds = operator_costs(twice, 0, (shapes[:2], shapes[2:]), H100)["backward"].seconds
     assert seconds == pytest.approx(3 * 2 * 4096 * 8192 / (0.55 * 3.35e12), rel=0.05)
 
 
@@ -301,4 +301,4 @@ def test_an_operator_has_its_own_price_whatever_was_priced_before() -> None:
                 for tensors in (operator.inputs, operator.outputs)
             )
             found = shards.cost(graph, index, shards.sort(graph, index), shapes, "backward", rates)
-            assert found == operator_cost(graph, index, *shapes, "backward", rates), index
+            assert found == operator_costs(graph, index, shapes, rates)["backward"], index

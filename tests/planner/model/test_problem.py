@@ -16,10 +16,8 @@ from shardwright.planner.model.parameters import num_levels
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import KEPT, Weights
 from shardwright.planner.model.training import Training
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import FactorGraph
 from shardwright.planner.solve.frontier import hull
-from shardwright.reasons.sensitivity import factor_graph
+from shardwright.reasons.factors import FactorGraph, factor_graph
 from tests.planner.model.oracle import Additive
 from tests.planner.search.models import begun, cluster, images, mlp, residual, squares
 from tests.planner.solve import exhaustive
@@ -48,7 +46,7 @@ def pinned(graph: FactorGraph, choices: dict[int, int]) -> tuple[float, float]:
         np.array([choices[variable]]) if variable in choices else np.arange(size)
         for variable, size in enumerate(graph.sizes)
     ]
-    solved = Elimination.of(graph.restrict(allowed)).solve(np.array([(1.0, 0.0)]))
+    solved = graph.restrict(allowed).elimination().solve(np.array([(1.0, 0.0)]))
     return float(solved.seconds[0]), float(solved.bytes[0])
 
 
@@ -106,7 +104,7 @@ def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) 
     allowed = [np.arange(size) for size in factors.sizes]
     for tensor, variable in problem.level_of.items():
         allowed[variable] = np.array(levels if tensor in weights else (0,))
-    found = hull(Elimination.of(factors.restrict(allowed)))
+    found = hull(factors.restrict(allowed).elimination())
     expected = exhaustive.hull(frontier)
     assert [(p.seconds, p.bytes) for p in found.points] == [pytest.approx(e) for e in expected]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from shardwright.core.schedules import SCHEDULES
-from shardwright.planner.schedule import StageTimes, folded, pipeline_order
+from shardwright.planner.schedule import Replay, StageTimes, folded, pipeline_order
 from shardwright.planner.schedule.pipeline import Line
 from shardwright.planner.search.bounds import least_looped_rounds, least_rounds
 
@@ -43,3 +43,9 @@ def draw_pipeline(data: Any, schedule: str, devices: int, m: int, most_chunks: i
         rounds = least_looped_rounds(devices, m, chunks)
     work = sum(stage.forward + stage.backward + stage.weight for stage in stages)
     return Drawn(lines, stages, rounds * work, share)
+
+
+def bubble(found: Replay, stages: Sequence[StageTimes]) -> float:
+    """Return the share of the span in which the busiest worker idles."""
+    busiest = max(sum(stages[a.mesh].seconds(a.phase) for a in line) for line in found.lines)
+    return 1 - busiest / found.span

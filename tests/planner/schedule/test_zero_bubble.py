@@ -20,6 +20,7 @@ from shardwright.planner.schedule import (
 )
 from shardwright.planner.schedule.pipeline import Action, check_order
 from shardwright.planner.schedule.searched import FEW, least_span
+from tests.planner.schedule.drawn import bubble
 
 # Qi et al., ICLR 2024, tables of measured times and of bubble rates: p, m, F, I, W, transfer in ms; the
 # rates of 1F1B, interleaved 1F1B, ZB-H1, ZB-H2, ZB-1p, ZB-2p. Interleaved: with so many chunks.
@@ -42,18 +43,18 @@ def test_bubble_rates_are_those_the_paper_prints(row):
     p, m, forward, backward, weight, transfer, chunks, *rates = row
     stages = equal(p, forward, backward, weight, transfer)
     for name, rate in zip(("1f1b", "zb-h1", "zb-h2"), (rates[0], *rates[2:4]), strict=True):
-        assert replay(pipeline_order(name, p, m), stages).bubble(stages) == pytest.approx(
+        assert bubble(replay(pipeline_order(name, p, m), stages), stages) == pytest.approx(
             rate, abs=1e-4
         )
     parts = equal(p * chunks, forward / chunks, backward / chunks, weight / chunks, transfer)
     crews = tuple(tuple(range(k, p * chunks, p)) for k in range(p))
     lines = pipeline_order("interleaved", p * chunks, m, crews)
-    assert replay(lines, parts).bubble(parts) == pytest.approx(rates[1], abs=0.004)
+    assert bubble(replay(lines, parts), parts) == pytest.approx(rates[1], abs=0.004)
     for times, rate in ((1, rates[4]), (2, rates[5])):
         room = Room(limits=[times * p] * p, kept=[1.0] * p, left=[0.5] * p)
         lines = search_order(stages, m, room)
         assert room.has(lines)
-        assert replay(lines, stages).bubble(stages) <= rate + 1e-3
+        assert bubble(replay(lines, stages), stages) <= rate + 1e-3
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 9), (8, 16)])
@@ -176,7 +177,7 @@ def test_a_v_has_no_bubble_where_all_three_take_equally_long(p):
     for m in (max(1, 2 * p - 1), 2 * p, 3 * p + 1):
         stages = equal(2 * p, 1.0, 1.0, 1.0)
         lines = pipeline_order("zb-v", 2 * p, m)
-        assert replay(lines, stages).bubble(stages) == pytest.approx(0.0, abs=1e-12)
+        assert bubble(replay(lines, stages), stages) == pytest.approx(0.0, abs=1e-12)
         check_order(lines, folded(2 * p), m)
         assert max(most_bytes(lines, [0.5] * 2 * p, [0.5] * 2 * p)) <= p
 

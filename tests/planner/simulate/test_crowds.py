@@ -10,7 +10,7 @@ from shardwright.core.costs import CostTable, link_label, meeting_name
 from shardwright.core.program import Program, ResourceClass
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate_on
-from shardwright.planner.simulate.crowds import waits_for_cores
+from shardwright.planner.simulate.ways import waits_for_cores
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.lower.test_lower import transformer_like
 from tests.planner.search.models import cluster

@@ -10,7 +10,7 @@ from shardwright.core.costs import CostTable
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate, simulate_on
 from shardwright.planner.simulate.columns import Ways
-from shardwright.planner.simulate.uplinks import far_resources
+from shardwright.planner.simulate.ways import far_resources
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.lower.test_lower import transformer_like
 from tests.planner.programs import Row, build_program

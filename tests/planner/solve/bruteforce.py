@@ -24,10 +24,8 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import Weights
 from shardwright.planner.model.training import Training
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import hull
-from shardwright.reasons.sensitivity import factor_graph
+from shardwright.reasons.factors import Factor, FactorGraph, factor_graph
 from tests.layerwise.oracle import best_price, random_problem
 from tests.planner.search.models import cluster, mlp
 from tests.planner.solve.pareto import Front, front, union
@@ -179,7 +177,7 @@ def mismatches(instance: Instance, rng: random.Random) -> list[str]:
 def _optima(instance: Instance) -> tuple[float, float, float]:
     best = [math.inf] * 3
     for graph, price in instance.arrangements:
-        solved = Elimination.of(graph).solve(np.array([(1.0, 0.0), (0.0, 1.0)]))
+        solved = graph.elimination().solve(np.array([(1.0, 0.0), (0.0, 1.0)]))
         seconds, memory = float(solved.values[0]), float(solved.values[1])
         best = [min(best[0], seconds), min(best[1], memory), min(best[2], price * seconds)]
     return best[0], best[1], best[2]
@@ -192,7 +190,7 @@ def _within(instance: Instance, plans: Costs, limit: float) -> list[str]:
     found = min((point.seconds for point in points if point is not None), default=math.inf)
     wrong = [] if _same(found, best) else ["time within a memory limit"]
     bound = min(
-        hull(Elimination.of(graph), 2, limit).bound(limit) for graph, _ in instance.arrangements
+        hull(graph.elimination(), 2, limit).bound(limit) for graph, _ in instance.arrangements
     )
     return [*wrong, "lower bound"] if bound > best * (1 + CLOSE) else wrong
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shardwright.core.schedules import ScheduleName
 from shardwright.errors import InputError
 from shardwright.planner.model.partition import Chain, Partition, measure
-from shardwright.planner.solve.factors import FactorGraph
+from shardwright.reasons.factors import FactorGraph
 
 MAX_ASSIGNMENTS = 10**6
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.planner.solve.factors import FactorGraph, Table, merge_scopes
 from shardwright.planner.solve.frontier import Point
+from shardwright.reasons.factors import FactorGraph, Table
+from tests.planner.solve.nonsupported import merge_scopes
 from tests.planner.solve.pareto import Front, front, product, union, zero
 
 

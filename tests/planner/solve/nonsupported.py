@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solve.buckets import Scope, elimination_order
-from shardwright.planner.solve.factors import Factor, FactorGraph, Table, merge_scopes
 from shardwright.planner.solve.frontier import Point, falling, slope
 from shardwright.planner.solve.network import undominated
-from shardwright.planner.solve.tables import eliminate
+from shardwright.planner.solve.tables import eliminate, merged
+from shardwright.reasons.factors import Factor, FactorGraph, Table
 
 # Rows of one step; beyond them a gap stays open and the answer says so.
 MAX_ROWS = 2**20
@@ -47,9 +47,9 @@ class NonSupported:
     """A factor graph prepared for filling gaps between its corners."""
 
     def __init__(self, graph: FactorGraph, max_rows: int = MAX_ROWS) -> None:
-        merged = merge_scopes(graph)
-        self._allowed = undominated(merged.sizes, merged.tables)
-        self._graph = merged.restrict(self._allowed)
+        graph = merge_scopes(graph)
+        self._allowed = undominated(graph.sizes, graph.tables)
+        self._graph = graph.restrict(self._allowed)
         scopes = [factor.scope for factor in self._graph.factors]
         self._order = tuple(elimination_order(self._graph.sizes, scopes))
         self._steps = _steps(self._graph, self._order)
@@ -101,7 +101,7 @@ class NonSupported:
         buckets, left = eliminate(sizes, costs, self._order)
         found: list[Table] = []
         for bucket in reversed(buckets):
-            least = np.expand_dims(bucket.message.table, bucket.scope.index(bucket.variable))
+            least = bucket.table.min(axis=bucket.scope.index(bucket.variable), keepdims=True)
             with np.errstate(invalid="ignore"):
                 more = np.nan_to_num(bucket.table - least, nan=np.inf, posinf=np.inf)
             found.append(more)
@@ -123,6 +123,11 @@ class NonSupported:
                 for (a, b), picks in zip(rows.costs, full, strict=True)
             )
         )
+
+
+def merge_scopes(graph: FactorGraph) -> FactorGraph:
+    """Sum factors of equal scope."""
+    return FactorGraph(graph.sizes, tuple(Factor(s, *both) for s, both in merged(graph.tables)))
 
 
 def _weigh(factor: Factor, first: float, second: float) -> Table:

@@ -51,7 +51,7 @@ def test_the_bound_holds_and_the_choice_is_near_it(seed: int, hub: bool, others:
     best = least(sizes, scopes, tables)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "MAX_OTHERS", others)
-        patch.setattr(core, "HUB", 5 if hub else 64)
+        patch.setattr(core, "MOST_AROUND", 4 if hub else 64)
         network = Core(sizes, scopes)
     if math.isinf(best):
         with contextlib.suppress(InputError):  # it may not know
@@ -63,7 +63,7 @@ def test_the_bound_holds_and_the_choice_is_near_it(seed: int, hub: bool, others:
         for scope, table in zip(scopes, tables, strict=True)
     )
     assert found.bound <= best * (1 + 1e-9)
-    assert best == pytest.approx(cost, rel=1e-6)
+    assert best == pytest.approx(cost, rel=1e-4)
     assert found.bound == pytest.approx(best, rel=1e-4)
 
 
@@ -76,7 +76,7 @@ def test_what_is_stopped_has_a_choice_that_is_allowed_and_a_bound_that_holds(
     best, asked = least(sizes, scopes, tables), itertools.count()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "MAX_OTHERS", 0)
-        patch.setattr(core, "HUB", 5 if hub else 64)
+        patch.setattr(core, "MOST_AROUND", 4 if hub else 64)
         network = Core(sizes, scopes)
     with contextlib.suppress(InputError) if math.isinf(best) else contextlib.nullcontext():
         found = network.minimise(tables, lambda: next(asked) >= patience)

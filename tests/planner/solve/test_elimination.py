@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.planner.solve.buckets import elimination_order, neighbours, plan
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import Point, falling, hull
 from shardwright.planner.solve.network import undominated
+from shardwright.reasons.factors import Factor, FactorGraph
 from tests.planner.solve import exhaustive
 
 
@@ -45,7 +44,7 @@ def test_elimination_finds_the_brute_force_optimum_of_every_weighting(
     graph = random_graph(seed, integers)
     everything = list(exhaustive.assignments(graph))
     weights = np.array([(1.0, 0.0), (0.0, 1.0), (1.0, 1e-9), (1.0, 3e-10)])
-    solved = Elimination.of(graph).solve(weights)
+    solved = graph.elimination().solve(weights)
     for row, (first, second) in enumerate(weights):
         costs = [first * s + second * b for s, b, _ in everything if math.isfinite(s)]
         if not costs:
@@ -63,7 +62,7 @@ def test_elimination_finds_the_brute_force_optimum_of_every_weighting(
 def test_bisection_finds_exactly_the_corners_of_the_hull(seed: int) -> None:
     graph = random_graph(seed)
     expected = exhaustive.hull(exhaustive.frontier(graph))
-    found = hull(Elimination.of(graph))
+    found = hull(graph.elimination())
     assert len(found.points) == len(expected)
     for point, (seconds, memory) in zip(found.points, expected, strict=True):
         assert (point.seconds, point.bytes) == pytest.approx((seconds, memory), rel=1e-9)
@@ -72,8 +71,8 @@ def test_bisection_finds_exactly_the_corners_of_the_hull(seed: int) -> None:
 @given(st.integers(0, 10**6))
 def test_a_bisection_that_is_stopped_still_bounds_from_below(seed: int) -> None:
     graph = random_graph(seed)
-    whole = hull(Elimination.of(graph))
-    ends = hull(Elimination.of(graph), stopped=lambda: True)
+    whole = hull(graph.elimination())
+    ends = hull(graph.elimination(), stopped=lambda: True)
     assert ends.points == tuple(dict.fromkeys((*whole.points[:1], *whole.points[-1:])))
     for point in whole.points:
         bound = ends.bound(point.bytes)
@@ -87,16 +86,16 @@ def test_dual_bound_never_exceeds_the_true_optimum_within_a_limit(
     graph = random_graph(seed, integers)
     points = exhaustive.frontier(graph)
     if not points:
-        assert hull(Elimination.of(graph)).bound(1e18) == math.inf
+        assert hull(graph.elimination()).bound(1e18) == math.inf
         return
     limit = share * points[0][1]
     within = [seconds for seconds, memory in points if memory <= limit]
     optimum = min(within, default=math.inf)
     for cap in (2, 64):
-        bound = hull(Elimination.of(graph), max_points=cap).bound(limit)
+        bound = hull(graph.elimination(), max_points=cap).bound(limit)
         assert bound <= optimum * (1 + 1e-9) or optimum == math.inf
     if optimum == math.inf and limit < points[-1][1] * 0.999:
-        assert hull(Elimination.of(graph)).bound(limit) == math.inf
+        assert hull(graph.elimination()).bound(limit) == math.inf
 
 
 @given(st.integers(0, 10**6), st.booleans())
@@ -128,7 +127,7 @@ def test_what_many_equal_readers_leave_is_one_table_for_their_neighbours() -> No
     sums = sum(
         (tables[0, v][:, None] + tables[1, v][None]).min(-1) for v in readers
     )  # over the choices of the two
-    solved = Elimination.of(graph).solve(np.array([(1.0, 0.0)]))
+    solved = graph.elimination().solve(np.array([(1.0, 0.0)]))
     assert solved.values[0] == pytest.approx(sums.min(), rel=1e-12)
     assert graph.evaluate(solved.assignments[0].tolist())[0] == pytest.approx(sums.min(), rel=1e-12)
     found = plan(sizes, tuple(tables))
@@ -143,7 +142,7 @@ def test_what_choices_of_others_share_is_added_up_once() -> None:
     graph = FactorGraph(
         sizes, tuple(Factor(scope, cells, 0 * cells) for scope, cells in tables.items())
     )
-    solved = Elimination.of(graph).solve(np.array([(1.0, 0.0)]))
+    solved = graph.elimination().solve(np.array([(1.0, 0.0)]))
     assert solved.values[0] == pytest.approx(exhaustive.frontier(graph)[0][0], rel=1e-12)
     found = plan(sizes, tuple(tables))
     assert found is not None
@@ -170,7 +169,7 @@ def test_room_of_tables_that_nothing_reads_any_more_is_taken_again() -> None:
             left, right = (tables[v, v + 2] for v in rung)
             moved = least[:, :, None, None] + left[:, None, :, None] + right[None, :, None, :]
             least = moved.min((0, 1))
-    solved = Elimination.of(graph).solve(np.array([(1.0, 0.0)]))
+    solved = graph.elimination().solve(np.array([(1.0, 0.0)]))
     assert solved.values[0] == pytest.approx(least.min(), rel=1e-12)
     assert graph.evaluate(solved.assignments[0].tolist())[0] == pytest.approx(
         least.min(), rel=1e-12
@@ -179,14 +178,14 @@ def test_room_of_tables_that_nothing_reads_any_more_is_taken_again() -> None:
 
 def test_solving_twice_gives_the_same_assignment() -> None:
     weights = np.array([(1.0, 0.0), (1.0, 1e-10)])
-    first = Elimination.of(random_graph(5)).solve(weights)
-    again = Elimination.of(random_graph(5)).solve(weights)
+    first = random_graph(5).elimination().solve(weights)
+    again = random_graph(5).elimination().solve(weights)
     assert (first.assignments == again.assignments).all()
 
 
 def test_a_graph_in_which_everything_is_forbidden_has_an_empty_hull() -> None:
     nothing = FactorGraph((2,), (Factor((0,), np.full(2, np.inf), np.zeros(2)),))
-    assert hull(Elimination.of(nothing)).points == ()
+    assert hull(nothing.elimination()).points == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
@@ -211,7 +210,7 @@ def test_a_graph_too_wide_for_exact_elimination_is_bracketed() -> None:
         Factor((i,), np.arange(8.0) * (-1) ** i, -np.arange(8.0) * (-1) ** i) for i in range(10)
     )
     graph = FactorGraph(clique.sizes, clique.factors + distinct)
-    solved = Elimination.of(graph).solve(np.array([(1.0, 0.0), (1.0, 0.1)]))
+    solved = graph.elimination().solve(np.array([(1.0, 0.0), (1.0, 0.1)]))
     for row, (first, second) in enumerate(((1.0, 0.0), (1.0, 0.1))):
         cost = first * solved.seconds[row] + second * solved.bytes[row]
         choice = solved.assignments[row]

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import between, hull
+from shardwright.reasons.factors import Factor, FactorGraph
 from tests.planner.solve import exhaustive
 from tests.planner.solve.ldp import chain_frontier
 from tests.planner.solve.test_elimination import random_graph
@@ -22,7 +21,7 @@ from tests.planner.solve.whole import fastest_within, whole_frontier
 @given(st.integers(0, 10**6), st.sampled_from([0.02, 0.2]))
 def test_exchanges_between_corners_reach_ever_smaller_points(seed: int, epsilon: float) -> None:
     graph = random_graph(seed)
-    view = Elimination.of(graph)
+    view = graph.elimination()
     curve = hull(view)
     frontier = exhaustive.frontier(graph)
     for fast, small in itertools.pairwise(curve.points):

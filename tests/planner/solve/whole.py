@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.factors import FactorGraph
 from shardwright.planner.solve.frontier import Point, falling, hull, nearest_within
+from shardwright.reasons.factors import FactorGraph
 from tests.planner.solve.nonsupported import MAX_ROWS, ROUNDING, NonSupported
 
 
@@ -28,7 +27,7 @@ class Whole:
 
 def whole_frontier(graph: FactorGraph, epsilon: float = 0.0, max_rows: int = MAX_ROWS) -> Whole:
     """Return the frontier of seconds and bytes, exactly or within the factor 1 + ``epsilon``."""
-    corners = hull(Elimination.of(graph), max_points=10**6).points
+    corners = hull(graph.elimination(), max_points=10**6).points
     filler = NonSupported(graph, max_rows)
     points, is_complete = list(corners), True
     for fast, small in itertools.pairwise(corners):
@@ -44,7 +43,7 @@ def fastest_within(graph: FactorGraph, limit: float, max_rows: int = MAX_ROWS) -
 
     Only the one gap around the limit is looked into. Raises ValueError where it is too large.
     """
-    view = Elimination.of(graph)
+    view = graph.elimination()
     curve = hull(view, max_points=0, focus=limit)
     corners, near = curve.points, nearest_within(view, curve, limit)
     limit *= 1 + ROUNDING

@@ -10,7 +10,7 @@ import torch
 from shardwright.core.compression import Packing
 from shardwright.core.costs import ADD, PACK, PACK_DENSITIES, collective_key, update_key
 from shardwright.files.clusterfile import read_cluster, write_cluster
-from shardwright.planner.cost import build_costs, collective_seconds
+from shardwright.planner.cost import collective_seconds
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.transforms import pack_cost
 from shardwright.runtime.profile import (
@@ -22,6 +22,7 @@ from shardwright.runtime.profile import (
 )
 from shardwright.runtime.profile.collectives import PRIMITIVES
 from shardwright.runtime.profile.machine import memory_bytes
+from shardwright.verbs.records import build_costs
 
 KNOWN = {"peak_flops": 1e11, "memory_bandwidth": 1e10, "overlap_slowdown": 1.5}
 

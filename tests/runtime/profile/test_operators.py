@@ -12,7 +12,6 @@ from shardwright.core.costs import operator_key
 from shardwright.core.graph import OperatorGraph
 from shardwright.errors import RunError
 from shardwright.operators.counting.work import has_backward
-from shardwright.planner.cost import build_costs
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.profile import Setting, Wanted, measure_operators
 from shardwright.runtime.profile.layouts import lay_out
@@ -20,6 +19,7 @@ from shardwright.runtime.profile.passes import time_in_passes
 from shardwright.runtime.profile.shards import Overload, Request, make_shard
 from shardwright.runtime.workers import run_workers
 from shardwright.verbs.measure import keys_of
+from shardwright.verbs.records import build_costs
 from tests import zoo
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

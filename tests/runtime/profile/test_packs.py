@@ -11,12 +11,12 @@ from shardwright.core.costs import PACK
 from shardwright.core.program import Kind
 from shardwright.core.strategy import Compressor, Feedback, GradientSync
 from shardwright.files.clusterfile import read_cluster
-from shardwright.planner.cost import build_costs
 from shardwright.planner.cost.price import price
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.profile import overheads
 from shardwright.runtime.profile.collectives import name_records
+from shardwright.verbs.records import build_costs
 from tests.planner.search.models import residual
 
 pytestmark = pytest.mark.torch

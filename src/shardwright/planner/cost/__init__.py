@@ -5,13 +5,11 @@ and ``lower`` describe; it chooses nothing.
 """
 
 from shardwright.planner.cost.collective import collective_seconds
-from shardwright.planner.cost.compute import operator_cost
+from shardwright.planner.cost.compute import operator_costs
 from shardwright.planner.cost.price import Prices, price
 from shardwright.planner.cost.roofline import Rates
 from shardwright.planner.cost.shards import ShardPrices
-from shardwright.planner.cost.table import build_costs
 
 __all__ = [
-    "Prices", "Rates", "ShardPrices", "build_costs", "collective_seconds", "operator_cost",
-    "price",
+    "Prices", "Rates", "ShardPrices", "collective_seconds", "operator_costs", "price",
 ]  # fmt: skip

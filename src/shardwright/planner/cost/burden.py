@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burden:
+class Burden(NamedTuple):
     """Seconds: ``held`` of the computing thread, ``stolen`` from it by the backend's threads while
     it computes, ``meeting`` where it waits at once; ``skew``, a share of what was computed since the
     ranks last met; ``hiding``, the computation that it takes to hide the message."""
@@ -45,16 +44,11 @@ class Burden:
     skew: float = 0.0
     hiding: float = 0.0
 
-    @property
-    def row(self) -> tuple[float, ...]:
-        """The columns that ``charge`` reads."""
-        return self.held, self.stolen, self.meeting, self.skew, self.hiding
-
 
 NOTHING = Burden()
 BENEATH = ("held", "stolen", "waited")
 OF_RANKS = ("skew", "hiding")
-NUM_COLUMNS = len(NOTHING.row)
+NUM_COLUMNS = len(NOTHING)
 TOLD_BYTES = 16  # the loss, and whether to stop
 
 
@@ -126,7 +120,7 @@ def largest_burden(
     (``message_seconds``)."""
     args = (message.primitive, message.bytes)
     burdens = [message_burden(*args, group, *facts) for group in groups]
-    found = max(burdens, key=lambda burden: burden.row)
+    found = max(burdens)
     if not found.held:
         return found
     all_bytes, few = (
@@ -134,14 +128,14 @@ def largest_burden(
         for size in (copied_bytes(message), 1)
     )
     parts = (len(message.sources) - 1) * facts[1].overhead_map.get("part_seconds", 0.0)
-    return replace(found, held=found.held + parts + max(all_bytes - few, 0.0))
+    return found._replace(held=found.held + parts + max(all_bytes - few, 0.0))
 
 
 def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) -> Floats:
     """Add to every instruction's seconds what messages cost it; half-widths grow in proportion. Return by how much more
     of the seconds are a message's own, and fewer that of what computes: what is held for it and waited.
 
-    ``messages`` has the columns of ``Burden.row``, one entry per message. A message that is on the wire no longer than
+    ``messages`` has the columns of ``Burden``, one entry per message. A message that is on the wire no longer than
     its rank computes, and stands still for it, steals all it can, and one that is under way while it computes for
     ``hiding`` seconds is not waited for; one that is waited for at once steals nothing. In between both go in
     proportion. Ranks that have met just

@@ -24,30 +24,18 @@ from shardwright.operators.derivatives import (
     is_view,
 )
 from shardwright.operators.keeping.kept import saved_tensors
+from shardwright.planner.cost.collective import MODEL_SPREAD
 from shardwright.planner.cost.roofline import Rates, roofline
 
-MODEL_SPREAD = 0.25
 # Octaves: nearer measurements of one kind count alike.
 NEAR = 0.25
-
-
-def operator_cost(
-    graph: OperatorGraph,
-    operator_index: int,
-    input_local_shapes: Shapes,
-    output_local_shapes: Shapes,
-    phase: str,
-    rates: Rates,
-) -> Cost:
-    """Return the seconds of one operator on a device; ``phase`` is ``forward`` or ``backward``."""
-    shapes = (input_local_shapes, output_local_shapes)
-    return operator_costs(graph, operator_index, shapes, rates)[phase]
 
 
 def operator_costs(
     graph: OperatorGraph, operator_index: int, shapes: tuple[Shapes, Shapes], rates: Rates
 ) -> dict[str, Cost]:
-    """Return the same by phase: measured, else modelled."""
+    """Return the seconds of one operator on a device, of these local input and output shapes, by phase (``forward``
+    and ``backward``): measured, else modelled."""
     operator, shard = graph.operators[operator_index], None
     found = {"backward": Cost(seconds=0.0)}
     for phase in ("forward", "backward") if has_backward(graph, operator) else ("forward",):
@@ -86,14 +74,18 @@ def _shard(
     operator, (inputs, outputs) = graph.operators[operator_index], shapes
     kept_as = KEPT_AS.get(rates.precision, rates.precision)
     in_float8, bare = _in_float8(graph, operator, inputs, rates), base_kind(operator.kind)
+    read = _bytes(graph, operator.inputs, inputs, kept_as)
+    made = _bytes(graph, operator.outputs, outputs, kept_as)
+    kept_in, kept_out, extra = saved_tensors(graph, operator)
+    saved = sum(read[i] for i in kept_in) + sum(made[i] for i in kept_out)
     return Shard(
         kind=bare,
         inputs=inputs,
         outputs=outputs,
-        input_bytes=_bytes(graph, operator.inputs, inputs, kept_as),
-        output_bytes=_bytes(graph, operator.outputs, outputs, kept_as),
+        input_bytes=read,
+        output_bytes=made,
         needs=tuple(graph.tensors[i].needs_gradient for i in operator.inputs),
-        saved=_saved_bytes(graph, operator, inputs, outputs, kept_as),
+        saved=saved + extra(inputs, outputs),
         flops=_fallback_flops(graph, operator, inputs, outputs, rates),
         dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
         product=product_of(bare, inputs, outputs, *arguments(operator)),
@@ -138,19 +130,6 @@ def _fallback_flops(
     here = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     whole = max((graph.tensors[i].numel for i in (*operator.inputs, *operator.outputs)), default=0)
     return operator.flops * here / whole if whole else 0.0
-
-
-def _saved_bytes(
-    graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes, precision: str
-) -> int:
-    kept_in, kept_out, extra = saved_tensors(graph, operator)
-    sizes_in = _bytes(graph, operator.inputs, inputs, precision)
-    sizes_out = _bytes(graph, operator.outputs, outputs, precision)
-    return (
-        sum(sizes_in[i] for i in kept_in)
-        + sum(sizes_out[i] for i in kept_out)
-        + extra(inputs, outputs)
-    )
 
 
 def _scale(shard: Shard, phase: str, rates: Rates) -> tuple[float, float]:

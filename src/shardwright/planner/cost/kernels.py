@@ -90,39 +90,27 @@ class Kernels:
         return self.known[key]
 
     def _product_rate(self, product: Product, grid: Grid) -> float:
-        rows = product.batch * product.m
-        places = [
-            curve.place(size)
-            for curve, size in zip(self.sizes, (rows, product.n, product.k), strict=True)
-        ]
-        (i, x, _), (j, y, _), (k, z, _) = places
-        corner = grid[i : i + 2, j : j + 2, k : k + 2].astype(float)
-        plane = corner[0] * (1 - x) + corner[1] * x
-        line = plane[0] * (1 - y) + plane[1] * y
-        below = sum(place[2] for place in places)
-        return 1e12 * 2.0 ** float(line[0] * (1 - z) + line[1] * z - below)
+        sizes = product.batch * product.m, product.n, product.k
+        places = [curve.place(size) for curve, size in zip(self.sizes, sizes, strict=True)]
+        return 1e12 * 2.0 ** (_between(grid, *places) - sum(below for *_, below in places))
 
     def attention_rate(self, heads: float, sequence: float, width: int) -> float | None:
         """Return flop/s of the unmasked flops of causal forward attention."""
         if not self.attention:
             return None
         nearest = min(self.attention, key=lambda measured: abs(measured - width))
-        grid = self.attention[nearest]
-        (i, x, fewer), (j, y, shorter) = self.heads.place(heads), self.sequences.place(sequence)
-        corner = grid[i : i + 2, j : j + 2].astype(float)
-        line = corner[0] * (1 - x) + corner[1] * x
+        places = self.heads.place(heads), self.sequences.place(sequence)
+        (*_, fewer), (*_, shorter) = places
         # Narrower heads than were measured leave matrix units idle, in published kernels a little.
         narrow = NARROW * max(math.log2(nearest / width), 0.0)
-        value = float(line[0] * (1 - y) + line[1] * y)
+        value = _between(self.attention[nearest], *places)
         return 1e12 * 2.0 ** (value - fewer - 2 * shorter - narrow)
 
     def grouped_share(self, rows: float, made_by: str) -> float:
         """Return what grouped products of so many rows each reach of one product of all rows, ``made_by``
         CUTLASS or Triton."""
-        left, share, below = self.rows.place(rows)
-        grid = self.grouped[made_by]
-        value = grid[left] * (1 - share) + grid[left + 1] * share
-        return float(value) * 2.0**-below
+        place = self.rows.place(rows)
+        return _between(self.grouped[made_by], place) * 2.0 ** -place[2]
 
     def collective(
         self, primitive: str, devices: int, num_bytes: float, bandwidth: float
@@ -143,6 +131,14 @@ class Kernels:
         value = min(low + (high - low) * share, high)
         beyond = max(math.log2(max(num_bytes, 1.0)) - self.messages.logs[-1], 0.0)
         return 2.0 ** (value + beyond)
+
+
+def _between(grid: Grid, *places: tuple[int, float, float]) -> float:
+    """Return the value of a grid between its points, axis by axis."""
+    corner = grid[tuple([slice(left, left + 2) for left, *_ in places])]
+    for _, share, _ in places:
+        corner = corner[0] * (1 - share) + corner[1] * share
+    return float(corner)
 
 
 def _tables(tables: Mapping[str, Grid], folder: str, *others: str) -> dict[str, Grid]:
@@ -167,8 +163,13 @@ def kernels_of(device: str) -> Kernels | None:
     return Kernels(
         name=name,
         sizes=(m, n, k),
-        products=_tables(own, "product", "m", "n", "k"),
-        attention={int(width): table for width, table in _tables(own, "attention").items()},
+        products={
+            dtype: table.astype(float)
+            for dtype, table in _tables(own, "product", "m", "n", "k").items()
+        },
+        attention={
+            int(width): table.astype(float) for width, table in _tables(own, "attention").items()
+        },
         heads=_curve(heads),
         sequences=_curve(sequences),
         grouped=_tables(own, "grouped"),
@@ -177,10 +178,3 @@ def kernels_of(device: str) -> Kernels | None:
         devices=tuple(int(count) for count in own["collective/devices"]),
         messages=_curve(own["collective/bytes"]),
     )
-
-
-def about() -> str:
-    """Return where the tables come from, as JSON."""
-    path = resources.files("shardwright.planner.cost").joinpath("gpu_tables.npz")
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-        return str(data["about"])

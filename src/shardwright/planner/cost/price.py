@@ -35,7 +35,7 @@ from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.roofline import Rates, memory_seconds
 from shardwright.planner.cost.shards import Groups, ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
-from shardwright.planner.cost.transfers import halo_bytes, pairs_cost, transfer_cost
+from shardwright.planner.cost.transfers import halo_bytes, paired_seconds, transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import added_seconds, update_all, updates_by_mesh
 
@@ -163,8 +163,7 @@ class InstructionCosts:
         self.known.clear()
         self.items.clear()
         self.reads.clear()
-        self.rates: list[list[Rates]] = []
-        self.rates += [self.shards.rates_of(mesh, precision) for mesh in meshes]
+        self.rates = [self.shards.rates_of(mesh, precision) for mesh in meshes]
         # By mesh and axes: the number of a mesh is found faster than thousands of devices.
         self._groups: dict[tuple[int, tuple[int, ...]], Groups] = {}
 
@@ -213,7 +212,7 @@ class InstructionCosts:
                 if key not in known:
                     row = _row(self._message(number))
                     if self.is_burdened:
-                        row += self._burden(items[number]).row
+                        row += self._burden(items[number])
                     known[key] = self._keep(items[number], row)
         return np.array([known[key] for key in keys], dtype=np.int64)
 
@@ -355,8 +354,7 @@ class InstructionCosts:
         return self._groups[key]
 
     def _is_in_host(self, groups: Groups) -> bool:
-        hosts = self.cluster.devices
-        return all(len({hosts[one].host for one in devices}) == 1 for devices, _ in groups)
+        return all(len({self.cluster.devices[one].host for one in own}) == 1 for own, _ in groups)
 
     def _beside(self) -> dict[int, float]:
         """Return the seconds of the product that each message runs beneath, where software does so."""
@@ -390,7 +388,10 @@ class InstructionCosts:
         """Price a message in one group of devices; many are alike."""
         wires = self.shards.wires
         if message.pairs:
-            return pairs_cost(self.program, message, self.cluster, self.table, wires)
+            route = self.program.meshes[message.mesh], message.axes, message.pairs, message.bytes
+            if route not in wires:
+                wires[route] = paired_seconds(*route, (self.cluster, self.table))
+            return wires[route]
         size = halo_bytes(self.program, message)
         count = self.rates[message.mesh][0].software.num_messages(message)
         key = (message.primitive, message.bytes, size, devices, concurrent, count)
@@ -427,8 +428,7 @@ class InstructionCosts:
         if mesh in self.masters:
             each, rest = divmod(self.masters[mesh], max(len(masters), 1))
             return [each + rest, *[each] * (len(masters) - 1)]
-        lying = [(tensor, kept[position].optimizer) for position, tensor in masters]
-        return [self._shard_bytes(tensor, layout, sizes) for tensor, layout in lying]
+        return [self._shard_bytes(one, kept[at].optimizer, sizes) for at, one in masters]
 
     def _masters(self, mesh: int) -> list[tuple[int, int]]:
         """Return the trained parameters, by position and tensor, whose first use is on a mesh."""

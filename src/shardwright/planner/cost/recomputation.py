@@ -92,7 +92,7 @@ def needed_again(graph: OperatorGraph, asked: Container[int]) -> frozenset[int]:
         while mine and not _is_needed(graph, mine[-1], block.stop):
             idle.append(mine.pop())
         # What is only seen anew may stay with what made it.
-        while idle and _is_seen_anew(graph, idle[-1]):
+        while idle and shares_storage(graph, graph.operators[idle[-1]]):
             mine.append(idle.pop())
         found.update(mine)
     return frozenset(found)
@@ -116,13 +116,8 @@ def _is_read_again(graph: OperatorGraph, tensor: int, reader: int, stop: int) ->
     operator = graph.operators[reader]
     if tensor in [operator.inputs[position] for position in saved_tensors(graph, operator)[0]]:
         return True
-    is_view = _is_seen_anew(graph, reader) and tensor == operator.inputs[0]
+    is_view = shares_storage(graph, operator) and tensor == operator.inputs[0]
     return is_view and _is_needed(graph, reader, stop)
-
-
-def _is_seen_anew(graph: OperatorGraph, index: int) -> bool:
-    """Whether an operator's result lies in the memory of what it reads."""
-    return shares_storage(graph, graph.operators[index])
 
 
 def leaving(graph: OperatorGraph, storage: Sequence[int]) -> set[int]:

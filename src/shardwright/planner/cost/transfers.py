@@ -28,29 +28,16 @@ def transfer_cost(
 
     ``known`` are prices of what travelled between equal meshes before (chunks share theirs); this one is added.
     """
-    message, values, meshes = program.messages[item], program.values, program.meshes
-    sent = tuple(
-        [(one.shape, one.layout, one.dtype) for one in map(values.__getitem__, message.sources)]
-    )
-    arrives = tuple([values[result].layout for result in message.results])
-    key = (meshes[message.mesh], meshes[message.destination], sent, arrives)
+    message, values = program.messages[item], program.values
+    meshes = program.meshes[message.mesh], program.meshes[message.destination]
+    ends = [
+        (values[source], values[result])
+        for source, result in zip(message.sources, message.results, strict=True)
+    ]
+    sent = tuple([(one.shape, one.layout, one.dtype, other.layout) for one, other in ends])
+    key = (*meshes, sent)
     if key not in known:
-        known[key] = _slowest(_moved(program, item), cluster, table)
-    return known[key]
-
-
-def pairs_cost(
-    program: Program,
-    message: Message,
-    cluster: Cluster,
-    table: CostTable,
-    known: dict[tuple[object, ...], Cost],
-) -> Cost:
-    """Price what goes from places along the axes of a mesh to others; ``known`` as above."""
-    route = (program.meshes[message.mesh], message.axes, message.pairs)
-    key = (*route, message.bytes)
-    if key not in known:
-        known[key] = paired_seconds(*route, message.bytes, (cluster, table))
+        known[key] = _slowest(moved_bytes(ends, *meshes), cluster, table)
     return known[key]
 
 
@@ -93,15 +80,6 @@ def halo_bytes(program: Program, message: Message) -> int:
     if message.primitive not in {"halo", "halo_sum"}:
         return 0
     return max(program.values[value].bytes for value in (*message.sources, *message.results))
-
-
-def _moved(program: Program, item: int) -> dict[tuple[int, int], int]:
-    message, values = program.messages[item], program.values
-    ends = [
-        (values[source], values[result])
-        for source, result in zip(message.sources, message.results, strict=True)
-    ]
-    return moved_bytes(ends, program.meshes[message.mesh], program.meshes[message.destination])
 
 
 def moved_bytes(

@@ -34,8 +34,7 @@ def transform_cost(
 def _cast(transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable) -> Cost:
     """Read each value and write it, one kernel each."""
     touched = sum(values[one].bytes for one in (*transform.reads, *transform.writes))
-    started = len(transform.reads) * kind.launch_seconds
-    return Cost(seconds=memory_seconds(touched, kind) + started)
+    return _passing(touched, len(transform.reads), kind)
 
 
 def _feedback(
@@ -49,7 +48,7 @@ def _feedback(
             transform.reads[:half], transform.reads[half:], transform.writes[:half], strict=True
         )
     )
-    return Cost(seconds=memory_seconds(touched, kind) + 3 * half * kind.launch_seconds)
+    return _passing(touched, 3 * half, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +199,28 @@ def _version(transform: Transform, values: Sequence[Value], kind: DeviceKind, _:
     if not constants["copies"]:
         return Cost(seconds=0.0)
     predicts = constants["forward"] or constants["lag"]
-    touched, kernels = (6, 4) if predicts else (2, 1)
-    return _passes(transform, values, kind, touched, kernels)
+    return _over_all(transform, values, kind, (6, 4) if predicts else (2, 1))
 
 
 def _buffer(transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable) -> Cost:
     """Read each parameter and write it; where an average of updates is kept, behind the update read it again, with that
     average, and write this."""
     is_average = bool(dict(transform.constants)["averages"])
-    return _passes(transform, values, kind, *((8, 4) if is_average else (2, 1)))
+    return _over_all(transform, values, kind, (8, 4) if is_average else (2, 1))
 
 
-def _passes(
-    transform: Transform, values: Sequence[Value], kind: DeviceKind, touched: int, kernels: int
+def _over_all(
+    transform: Transform, values: Sequence[Value], kind: DeviceKind, each: tuple[int, int]
 ) -> Cost:
-    """Return what it takes to touch all parameters so often, by so many kernels each."""
+    """Return what it takes to touch all that is read so often, by so many kernels (``each``)."""
+    touched, kernels = each
     size = sum(values[one].bytes for one in transform.reads)
-    started = kernels * len(transform.reads) * kind.launch_seconds
-    return Cost(seconds=memory_seconds(touched * size, kind) + started)
+    return _passing(touched * size, kernels * len(transform.reads), kind)
+
+
+def _passing(touched: int, kernels: int, kind: DeviceKind) -> Cost:
+    """Return what kernels take that read and write so many bytes in all."""
+    return Cost(seconds=memory_seconds(touched, kind) + kernels * kind.launch_seconds)
 
 
 COSTS: dict[TransformName, Price] = {

@@ -126,7 +126,7 @@ class MessageCosts:
             message_burden(primitive, num_bytes, devices, self.cluster, self.table)
             for devices, _ in self.groups(axes)
         )
-        return min(burdens, key=lambda burden: burden.row)
+        return min(burdens)
 
     def by_axes(
         self, shape: Shape, dtype: str, source: Layout, target: Layout

@@ -34,8 +34,7 @@ from shardwright.planner.model.terms import (
     network,
     term,
 )
-from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.network import Network
+from shardwright.planner.solve.network import Elimination, Network
 
 WORKING_COPIES = 2
 

@@ -56,13 +56,6 @@ class Replay:
             default=0.0,
         )  # fmt: skip
 
-    def bubble(self, stages: Sequence[StageTimes]) -> float:
-        """Return the share of the span in which the busiest worker idles."""
-        busiest = max(
-            (sum(stages[a.mesh].seconds(a.phase) for a in line) for line in self.lines), default=0.0
-        )
-        return 1 - busiest / self.span if self.span else 0.0
-
 
 def replay(
     lines: Sequence[Line],

@@ -94,7 +94,7 @@ class _Search:
         """Yield the phases that a stage can run next and when they could start."""
         free = self.free[k]
         forwards, gradients, weights = (len(self.ends[p][k]) for p in PHASES)
-        if forwards < self.count and not self.is_held[k] and self._fits(k):
+        if forwards < self.count and not self.is_held[k] and self.room.fits(k, self.memory[k], k):
             arrives = self._arrival("F", k, forwards)
             if arrives < math.inf:
                 yield "F", max(free, arrives)
@@ -104,9 +104,6 @@ class _Search:
                 yield "I", max(free, arrives)
         if weights < gradients:
             yield "W", free
-
-    def _fits(self, k: int) -> bool:
-        return self.memory[k] + self.room.kept[k] <= self.room.limits[k] * (1 + ROUNDING)
 
     def _arrival(self, phase: Phase, k: int, number: int) -> float:
         """Return when what a stage's phase reads has come; infinite where it is not begun."""
@@ -120,11 +117,10 @@ class _Search:
 
     def _try(self, k: int, phase: Phase, start: float) -> None:
         free, is_held, memory = self.free[k], self.is_held[k], self.memory[k]
-        whole, rest = self.room.kept[k], self.room.left[k]
         self.lines[k].append(Action(k, phase, len(self.ends[phase][k])))
         self.free[k] = start + self.stages[k].seconds(phase)
         self.ends[phase][k].append(self.free[k])
-        self.memory[k] += {"F": whole, "I": rest - whole, "W": -rest}[phase]
+        self.memory[k] += self.room.added(k, phase)
         self.is_held[k] = False
         self.go_on()
         self.free[k], self.is_held[k], self.memory[k] = free, is_held, memory

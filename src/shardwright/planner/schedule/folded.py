@@ -17,7 +17,6 @@ from shardwright.planner.schedule.play import with_weights_late
 # In units of an action: from a device's forward to the next one's, down the V and up again. Their
 # sum, of the six units of a microbatch, is the share of 1F1B's activations that stays.
 DELAYS = {"v-half": (2, 1), "v-min": (1, 1)}
-FOLDED = ("zb-v", *DELAYS)
 
 
 def folded(num_stages: int) -> Crews:

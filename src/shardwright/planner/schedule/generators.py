@@ -8,6 +8,7 @@ al., 2024b (ZB-V, V-Half, V-Min).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -143,18 +144,24 @@ def _deferred(num_stages: int, num_microbatches: int, share: int) -> tuple[Line,
     lines: list[Line] = []
     for stage in range(num_stages):
         ahead = min(share * (num_stages - 1 - stage), num_microbatches)
-        line = [Action(stage, "F", m) for m in range(ahead)]
-        done = 0
-        for m in range(num_microbatches):
-            if ahead + m < num_microbatches:
-                line.append(Action(stage, "F", ahead + m))
-            line.append(Action(stage, "I", m))
-            if ahead + m >= num_microbatches or m + 1 - done > share * stage:
-                line.append(Action(stage, "W", done))
-                done += 1
-        line += [Action(stage, "W", m) for m in range(done, num_microbatches)]
-        lines.append(tuple(line))
+        forwards = [Action(stage, "F", m) for m in range(num_microbatches)]
+        inputs = [one._replace(phase="I") for one in forwards]
+        line = alternated(forwards, inputs, ahead)
+        lines.append(with_weights(line, share * stage, num_microbatches - ahead))
     return tuple(lines)
+
+
+def with_weights(line: Line, most: int, eager: float = math.inf) -> Line:
+    """Return a line of F and I with a W behind an I once more than so many are pending, and behind each
+    from the microbatch ``eager`` on; what is left comes last."""
+    found, pending = list[Action](), list[Action]()
+    for one in line:
+        found.append(one)
+        if one.phase == "I":
+            pending.append(one._replace(phase="W"))
+            if len(pending) > most or one.microbatch >= eager:
+                found.append(pending.pop(0))
+    return (*found, *pending)
 
 
 def _breadth_first(own: Sequence[int], num_microbatches: int) -> Line:

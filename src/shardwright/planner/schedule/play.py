@@ -27,6 +27,15 @@ class Room:
     kept: Sequence[float]
     left: Sequence[float]
 
+    def fits(self, device: int, held: float, mesh: int) -> bool:
+        """Whether a device that holds so much may begin another microbatch of a mesh."""
+        return held + self.kept[mesh] <= self.limits[device] * (1 + ROUNDING)
+
+    def added(self, mesh: int, phase: Phase) -> float:
+        """Return by how much more is kept after an action."""
+        whole, rest = self.kept[mesh], self.left[mesh]
+        return {"F": whole, "B": -whole, "I": rest - whole, "W": -rest}[phase]
+
     def has(self, lines: Sequence[Line]) -> bool:
         """Whether an order stays within the limits."""
         peaks = most_bytes(lines, self.kept, self.left)
@@ -147,7 +156,9 @@ class _Play:
             return
         is_warm = bool(self.policy.warmup) and self._is_warm(device, begun, returned)
         ahead: list[tuple[Phase, int]] = [
-            ("F", mesh) for mesh in reversed(own) if not is_warm and self._fits(device, mesh)
+            ("F", mesh)
+            for mesh in reversed(own)
+            if not is_warm and self.room.fits(device, self.memory[device], mesh)
         ]
         phases: list[tuple[Phase, int]] = [("I", mesh) for mesh in reversed(own)]
         yield from (ahead + phases if self.policy.hurries else phases + ahead)
@@ -155,17 +166,17 @@ class _Play:
     def _given(self, device: int, at: int) -> Iterator[tuple[Phase, int]]:
         """Yield what comes at a place of a device's given order, if there is room or none to be made."""
         for mesh, phase, _ in self.given[device][at : at + 1]:
-            if phase == "I" or self._fits(device, mesh) or not self._can_free(self.crews[device]):
+            if (
+                phase == "I"
+                or self.room.fits(device, self.memory[device], mesh)
+                or not self._can_free(self.crews[device])
+            ):
                 yield phase, mesh
 
     def _is_warm(self, device: int, begun: int, returned: int) -> bool:
         """Whether a device has begun as many forwards as it may by now."""
         most = self.policy.warmup[device] + (returned if self.policy.paced else 0)
         return begun >= most and (self.policy.paced or not returned)
-
-    def _fits(self, device: int, mesh: int) -> bool:
-        most = self.room.limits[device] * (1 + ROUNDING)
-        return self.memory[device] + self.room.kept[mesh] <= most
 
     def _can_free(self, own: Sequence[int]) -> bool:
         return any(self.done["W"][mesh] < self.done["I"][mesh] for mesh in own)
@@ -180,8 +191,7 @@ class _Play:
             self.begin[device] = time
         self.lines[device].append(action)
         self.done[phase][mesh] += 1
-        whole, rest = self.room.kept[mesh], self.room.left[mesh]
-        self.memory[device] += {"F": whole, "I": rest - whole, "W": -rest}[phase]
+        self.memory[device] += self.room.added(mesh, phase)
         self.free[device] = end
         heapq.heappush(self.awake, (end, device))
         is_last = mesh == len(self.stages) - 1

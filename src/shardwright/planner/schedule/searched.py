@@ -12,8 +12,8 @@ from itertools import product
 
 from shardwright.planner.schedule.clock import StageTimes, replay
 from shardwright.planner.schedule.exhaustive import best_order
-from shardwright.planner.schedule.generators import alternated, pipeline_order
-from shardwright.planner.schedule.pipeline import Action, Crews, Line, merges, most_bytes
+from shardwright.planner.schedule.generators import alternated, pipeline_order, with_weights
+from shardwright.planner.schedule.pipeline import Crews, Line, merges, most_bytes
 from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_schedule
 
 # W is begun where it makes what comes next wait for this share of it at most, and devices that have idled least
@@ -102,16 +102,8 @@ def _less_warm(lines: tuple[Line, ...]) -> tuple[Line, ...]:
 
 def _late(lines: tuple[Line, ...]) -> tuple[Line, ...]:
     """Return an order with W where more of them are pending than there are devices ahead."""
-    found: list[Line] = []
-    for place, line in enumerate(lines):
-        mine, pending = list[Action](), list[Action]()
-        for one in line:
-            mine += [one] if one.phase != "W" else []
-            pending += [one._replace(phase="W")] if one.phase == "I" else []
-            if len(pending) > place:
-                mine.append(pending.pop(0))
-        found.append((*mine, *pending))
-    return tuple(found)
+    others = [tuple([one for one in line if one.phase != "W"]) for line in lines]
+    return tuple(with_weights(line, place) for place, line in enumerate(others))
 
 
 def _plays(forwards: int) -> int:

@@ -38,8 +38,8 @@ from shardwright.planner.model.terms import (
 from shardwright.planner.search.bounds import Least, least_rounds, own_rounds
 from shardwright.planner.search.labels import describe
 from shardwright.planner.search.steering import CANDIDATES, CLOSE, HIDDEN
-from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
+from shardwright.planner.solve.network import Elimination
 from shardwright.planner.solve.strongest import strongest
 
 Assignment = tuple[int, ...]

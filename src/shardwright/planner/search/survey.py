@@ -16,7 +16,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.burden import is_measured
-from shardwright.planner.cost.compute import MODEL_SPREAD
+from shardwright.planner.cost.collective import MODEL_SPREAD
 from shardwright.planner.judge.evaluate import Evaluation, evaluate, starts_are_felt
 from shardwright.planner.judge.ties import NEAR, complexity, half_width_between
 from shardwright.planner.model.context import Context

@@ -30,8 +30,8 @@ class Bytes(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What resources are that send, one entry each: whether between hosts (``uplinks``), and what a message waits for a
-    core (``crowds``); None where none is or does."""
+    """What resources are that send, one entry each: whether between hosts, and what a message waits for a
+    core; None where none is or does."""
 
     far: NDArray[np.bool_] | None = None
     waits: Floats | None = None
@@ -40,23 +40,22 @@ class Ways(NamedTuple):
 ALIKE = Ways()
 
 
+def _first_alike(program: Program) -> list[int]:
+    """Return for each mesh the first that has the same devices."""
+    first: dict[frozenset[int], int] = {}
+    return [
+        first.setdefault(frozenset(mesh.devices), number)
+        for number, mesh in enumerate(program.meshes)
+    ]
+
+
 def shared_groups(program: Program) -> NDArray[np.int32]:
     """Return the group of every instruction, meshes of the same devices by the first of them."""
-    first: dict[frozenset[int], int] = {}
-    for number, mesh in enumerate(program.meshes):
-        first.setdefault(frozenset(mesh.devices), number)
-    if len(first) == len(program.meshes):
-        return program.group
-    own = np.array([first[frozenset(mesh.devices)] for mesh in program.meshes], dtype=np.int32)
-    return own[program.group]
+    return np.array(_first_alike(program), dtype=np.int32)[program.group]
 
 
 def ranks_of_groups(program: Program) -> Ints:
     """Return how many devices each group has; of meshes of the same devices the first has them all."""
-    seen: set[frozenset[int]] = set()
-    sizes = np.zeros(len(program.meshes), dtype=np.int64)
-    for number, mesh in enumerate(program.meshes):
-        devices = frozenset(mesh.devices)
-        sizes[number] = 0 if devices in seen else len(devices)
-        seen.add(devices)
-    return sizes
+    pairs = zip(program.meshes, _first_alike(program), strict=True)
+    sizes = [len(mesh.devices) * (first == number) for number, (mesh, first) in enumerate(pairs)]
+    return np.array(sizes, dtype=np.int64)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.completion import asked_ahead, completions
-from shardwright.core.program import Kind, Message, Primitive, Program
+from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import crews_of, sorts_of_devices
+from shardwright.planner.schedule.program import shares_devices
 from shardwright.planner.simulate.columns import Bytes, Floats
-
-NOTHING = (0, 0, 0, 0)
 
 
 def _traits(messages: Sequence[Message]) -> NDArray[np.int64]:
@@ -21,31 +20,15 @@ def _traits(messages: Sequence[Message]) -> NDArray[np.int64]:
     They are: bytes copied out on arrival, whether it splits its only source without packing it, bytes
     of a reduce-scatter, whether that is of gradients.
     """
-    rows = [_READ.get(message.primitive, _nothing)(message) for message in messages]
-    return np.array(rows, dtype=np.int64).reshape(-1, len(NOTHING)).T
-
-
-def _nothing(_: Message) -> tuple[int, ...]:
-    return NOTHING
-
-
-def _gathered(message: Message) -> tuple[int, ...]:
-    return (message.bytes, 0, 0, 0) if message.is_unpacked else NOTHING
-
-
-def _exchanged(message: Message) -> tuple[int, ...]:
-    return message.bytes if message.is_unpacked else 0, not message.is_packed, 0, 0
-
-
-def _scattered(message: Message) -> tuple[int, ...]:
-    return 0, not message.is_packed, message.bytes, message.scatters_gradients
-
-
-_READ: dict[Primitive, Callable[[Message], tuple[int, ...]]] = {
-    "all_gather": _gathered,
-    "all_to_all": _exchanged,
-    "reduce_scatter": _scattered,
-}
+    rows: list[tuple[int, bool, int, bool]] = []
+    for message in messages:
+        name = message.primitive
+        arrives = name in ("all_gather", "all_to_all") and message.is_unpacked
+        splits = name in ("all_to_all", "reduce_scatter") and not message.is_packed
+        size = message.bytes if name == "reduce_scatter" else 0
+        scatters = name == "reduce_scatter" and message.scatters_gradients
+        rows.append((message.bytes if arrives else 0, splits, size, scatters))
+    return np.array(rows, dtype=np.int64).reshape(-1, 4).T
 
 
 def memory_over_time(
@@ -116,8 +99,7 @@ def touched(program: Program, scatter_copies: float) -> Bytes:
 
 def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     """Return, per mesh, its devices' sorts: the sets of meshes that they belong to."""
-    distinct = frozenset[int]().union(*(mesh.devices for mesh in program.meshes))
-    if len(distinct) == sum(len(mesh.devices) for mesh in program.meshes):
+    if not shares_devices(program.meshes):
         return [frozenset({frozenset({number})}) for number in range(len(program.meshes))]
     crews = crews_of(program.meshes)
     sorts = sorts_of_devices(crews)

@@ -21,11 +21,10 @@ from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
 from shardwright.planner.simulate.columns import ALIKE, Ways, ranks_of_groups, shared_groups
-from shardwright.planner.simulate.crowds import waits_for_cores
 from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import memory_over_time
 from shardwright.planner.simulate.steps import Clock, in_a_row
-from shardwright.planner.simulate.uplinks import far_resources
+from shardwright.planner.simulate.ways import ways_of
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Times, Wiring
@@ -52,22 +51,20 @@ def simulate(
     many ranks can compute at once; while more do, each has its share of these. ``ways``: the resources whose messages
     share what a group can send between hosts, and by how many seconds the messages of each take longer while ranks
     crowd on cores. ``scatter_copies``: see
-    ``Cluster.scatter_copies``. Deterministic. Takes O(n) time where nothing is slowed down or shared, else
-    O(n log resources).
+    ``Cluster.scatter_copies``. Deterministic. Takes O(n * groups) time.
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
-
-    wiring, clock = _wiring(program), _clock(program, overlap_slowdown, cores, ways)
+    clock = _clock(program, overlap_slowdown, cores, ways)
 
     def play(many: Program, seconds: NDArray[np.float64]) -> Timeline:
         return _timeline(many, clock(_wiring(many), seconds), scatter_copies)
 
-    timeline = _timeline(program, clock(wiring, seconds), scatter_copies)
+    timeline = play(program, seconds)
     if program.shift is not None and program.shift.max(initial=0) > 0:
         return in_periods(program, seconds, timeline, play)
     if meets or len(program.meshes) == 1:
         return timeline
-    return in_a_row(program, wiring, seconds, timeline, clock)
+    return in_a_row(program, _wiring(program), seconds, timeline, clock)
 
 
 def simulate_on(
@@ -82,7 +79,7 @@ def simulate_on(
         seconds,
         overlap_slowdown=cluster.overlap_slowdown,
         cores=table.overhead_map.get("cores", math.inf),
-        ways=Ways(far_resources(program, cluster), waits_for_cores(program, cluster, table)),
+        ways=ways_of(program, cluster, table),
         scatter_copies=cluster.scatter_copies,
         meets=meets_at_end(program, on_host=cluster.has_cpus),
     )
@@ -160,12 +157,9 @@ def _clock(program: Program, overlap_slowdown: float, cores: float, ways: Ways) 
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
-    ranks, count = ranks_of_groups(program), len(program.resource_names)
-    if overlap_slowdown == 1.0 and cores >= ranks.sum() and ways.far is None:
-        return lambda wiring, seconds: full.relax(wiring, seconds, count)
     classes = np.require(program.resource_class, np.int8, ["C", "W"])
-    how = float(overlap_slowdown), float(cores), ways
-    return lambda wiring, seconds: full.share(wiring, seconds, classes, ranks, *how)
+    how = classes, ranks_of_groups(program), float(overlap_slowdown), float(cores), ways
+    return lambda wiring, seconds: full.share(wiring, seconds, *how)
 
 
 def _wiring(program: Program) -> Wiring:

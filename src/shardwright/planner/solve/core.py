@@ -22,17 +22,15 @@ from shardwright.planner.solve.buckets import MAX_CELLS, Floats, Scope, join, ne
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
-from shardwright.planner.solve.wide.dual import PATIENCE, Dual
+from shardwright.planner.solve.wide.dual import PATIENCE, SLIGHT, Dual
 from shardwright.planner.solve.wide.net import BIG, FEW, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
-from shardwright.planner.solve.wide.region import room_of
+from shardwright.planner.solve.wide.region import MOST_AROUND, room_of
 
-# Hubs touch at least so many others, and have at most so many joint values.
-HUB, MOST_VALUES = 64, 16
+# Hubs touch more others than a variable of a region may (``MOST_AROUND``), and have at most so many joint values.
+MOST_VALUES = 16
 # A variable is eliminated if that makes a table over so many others: messages go between two.
 MAX_OTHERS = 2
-# The gap that is good enough.
-ENOUGH = 1e-5
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
 
@@ -135,7 +133,7 @@ def _hubs(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
     hubs: list[int] = []
     count = 1
     for variable in sorted(range(len(sizes)), key=lambda v: (-len(near[v]), v)):
-        if len(near[variable]) >= HUB and 1 < sizes[variable] * count <= MOST_VALUES:
+        if len(near[variable]) > MOST_AROUND and 1 < sizes[variable] * count <= MOST_VALUES:
             hubs.append(variable)
             count *= sizes[variable]
     return tuple(sorted(hubs))
@@ -182,7 +180,7 @@ def minimise(
         if cost < best:
             best, choice = cost, descent.choice.copy()
         least = min(best, limit)
-        if dual.bound >= least * (1 - ENOUGH) or (best < BIG and stopped()):
+        if dual.bound >= least * (1 - SLIGHT) or (best < BIG and stopped()):
             break
         exact = _open(own, dual.allowed & (own.cost < BIG))
         if exact is not None:

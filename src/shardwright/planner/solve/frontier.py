@@ -16,8 +16,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from shardwright.planner.solve.buckets import Floats
-from shardwright.planner.solve.elimination import Elimination, Solutions
+from shardwright.planner.solve.network import Elimination, Minima
 
 TOLERANCE = 1e-9  # of sums in another order
 
@@ -28,15 +27,6 @@ class HasBytes(Protocol):
     @property
     def bytes(self) -> float:
         """How much."""
-        ...
-
-
-class Solver(Protocol):
-    """What finds the least of any weighting of the two costs."""
-
-    def solve(self, weights: Floats, stopped: Callable[[], bool] = ...) -> Solutions:
-        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, or as well as is known when
-        it is ``stopped``."""
         ...
 
 
@@ -97,7 +87,7 @@ def _around(pairs: list[Pair], near: float) -> list[Pair]:
 
 
 def hull(
-    elimination: Solver,
+    elimination: Elimination,
     max_points: int = 64,
     focus: float | None = None,
     give_up: float = math.inf,
@@ -129,7 +119,10 @@ def hull(
 
 
 def _bisected(
-    elimination: Solver, pairs: list[Pair], values: dict[Pair, float], stopped: Callable[[], bool]
+    elimination: Elimination,
+    pairs: list[Pair],
+    values: dict[Pair, float],
+    stopped: Callable[[], bool],
 ) -> Iterator[Point]:
     """Minimise the weightings under which pairs tie; note the values and yield the points below."""
     weights = np.array([(1.0, slope(*pair)) for pair in pairs])
@@ -169,7 +162,7 @@ def between(elimination: Elimination, fast: Point, small: Point, epsilon: float)
 
 
 def _extremes(
-    elimination: Solver, stopped: Callable[[], bool]
+    elimination: Elimination, stopped: Callable[[], bool]
 ) -> tuple[list[Point], tuple[float, float]]:
     """Return the fastest point and the smallest point (ties broken by the other cost), and bounds
     of their seconds and bytes.
@@ -192,7 +185,7 @@ def _extremes(
     return [fast, small], floor
 
 
-def _point(solved: Solutions, row: int) -> Point:
+def _point(solved: Minima, row: int) -> Point:
     choice = tuple(int(value) for value in solved.assignments[row])
     return Point(
         seconds=float(solved.seconds[row]), bytes=float(solved.bytes[row]), assignment=choice

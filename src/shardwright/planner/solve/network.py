@@ -1,4 +1,5 @@
-"""A network of decisions with several kinds of cost, prepared for repeated exact minimisation.
+"""A network of decisions with several kinds of cost, prepared for repeated exact minimisation under any
+weighting of them.
 
 By bucket elimination; where its tables would be too large, between certified bounds (``core``).
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
@@ -24,7 +25,7 @@ from shardwright.planner.solve.tables import merged
 
 @dataclass(frozen=True, eq=False)
 class Minima:
-    """Per mix of the kinds: the least cost, its choices, and their cost in every kind.
+    """Per mix of the kinds: the least cost, its choices, and their cost in every kind, or in seconds and bytes.
 
     In a network too wide to eliminate ``values`` are bounds, which the choices need not reach.
     """
@@ -32,6 +33,23 @@ class Minima:
     values: Floats
     assignments: NDArray[np.int32]
     totals: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """The first cost of every choice."""
+        return self.totals[:, 0]
+
+    @property
+    def bytes(self) -> Floats:
+        """The second one, where there are two."""
+        return self.totals[:, 1]
+
+    def seen(self, views: Floats) -> Minima:
+        """Return the same with kinds added up, in every row of views by its weights."""
+        infinite = np.isinf(self.seconds)
+        totals = np.where(infinite[:, None], 0.0, self.totals) @ views.T
+        totals[infinite, 0] = np.inf
+        return replace(self, totals=totals)
 
 
 class Network:
@@ -103,9 +121,7 @@ class Network:
     def exchange(
         self, exchanges: Exchange, assignment: Sequence[int], limit: float
     ) -> Minima | None:
-        """Return a choice near another one within a limit; None if exchanges lead nowhere. ``values``
-        are its first view's, which others may be below.
-        """
+        """Return a choice near another one within a limit; None if exchanges lead nowhere."""
         picks = [np.searchsorted(*pair) for pair in zip(self._allowed, assignment, strict=True)]
         found = exchanges.within(np.array(picks, np.int64), limit)
         if found is None:
@@ -128,6 +144,32 @@ class Network:
 
     def _spelled_out(self, picks: NDArray[np.int32]) -> NDArray[np.int32]:
         return self._spelling[self._begin + picks]
+
+
+class Elimination:
+    """A network seen as two costs, each a sum of its kinds with weights of their own.
+
+    Many such views share one network, which was prepared once for all of them.
+    """
+
+    def __init__(self, network: Network, seconds: Floats, memory: Floats) -> None:
+        self._network = network
+        self._views = np.stack([seconds, memory])
+
+    def solve(self, weights: Floats, stopped: Callable[[], bool] = lambda: False) -> Minima:
+        """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i; see ``Network.solve``."""
+        return self._network.solve(weights @ self._views, stopped).seen(self._views)
+
+    def exchange(self, assignment: tuple[int, ...], limit: float) -> Minima | None:
+        """Return a choice within a limit of bytes, reached from another by changing one variable at a
+        time; ``values`` are its seconds. None if none is.
+        """
+        found = self._network.exchange(self._exchanges, assignment, limit)
+        return None if found is None else found.seen(self._views)
+
+    @cached_property
+    def _exchanges(self) -> Exchange:
+        return self._network.exchanges(self._views)
 
 
 class Places:

@@ -26,13 +26,12 @@ class Entry:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Bucket:
-    """An eliminated variable: the sum of all that mentioned it, and its minimum over the variable."""
+    """An eliminated variable: all that mentioned it, and the sum of that."""
 
     variable: int
     scope: Scope
     table: Floats
     told: tuple[Entry, ...]
-    message: Entry
 
 
 def eliminate(
@@ -51,9 +50,8 @@ def eliminate(
         _check_size([sizes[v] for v in scope])
         table = joined(sizes, ((entry.scope, entry.table) for entry in told), scope)
         axis = scope.index(variable)
-        rest = Entry((*scope[:axis], *scope[axis + 1 :]), table.min(axis=axis), variable)
-        buckets.append(Bucket(variable, scope, table, told, rest))
-        entries.append(rest)
+        buckets.append(Bucket(variable, scope, table, told))
+        entries.append(Entry((*scope[:axis], *scope[axis + 1 :]), table.min(axis=axis), variable))
     return buckets, entries
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from shardwright.contest import solve
+from shardwright.contest.compaction import compacted
 from shardwright.contest.feasible import Feasibility
 from shardwright.contest.order import order_of, reordered
 from shardwright.files.iopddl import FORBIDDEN
-from shardwright.planner.solve.wide.compact import compact
 from shardwright.verbs.iopddl import wide_problem
 from tests.planner.solve.wide.families import planted, shuffled
 from tests.planner.solve.wide.problems import cost, optimum, peak, random_problem, with_limit
@@ -44,7 +44,7 @@ def test_what_trying_everything_finds_is_found_and_nothing_else_is_called_imposs
 @pytest.mark.parametrize("family", ["chain", "knapsack", "constrained", "plateau", "fan-out"])
 def test_a_planted_answer_means_that_a_legal_one_is_found_in_a_few_rounds(family):
     problem = planted(family, 1).problem
-    smaller = compact(wide_problem(problem))
+    smaller = compacted(wide_problem(problem))
     found = sought(smaller.problem, rounds=20)
     assert found.is_found
     choice = smaller.expand(found.choice).tolist()
@@ -59,7 +59,7 @@ def test_a_planted_answer_means_that_a_legal_one_is_found_in_a_few_rounds(family
 
 def test_an_order_of_nodes_and_edges_does_not_decide_whether_anything_is_found():
     problem = wide_problem(shuffled(planted("experts", 1).problem, 3))
-    assert sought(compact(problem).problem, rounds=20).is_found
+    assert sought(compacted(problem).problem, rounds=20).is_found
 
 
 def test_pairs_that_leave_nothing_are_proved_to():

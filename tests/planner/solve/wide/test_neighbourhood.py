@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.contest.order import relaid
-from shardwright.planner.solve.wide.compact import compact
+from shardwright.contest.compaction import compacted
+from shardwright.contest.order import by_slack, relaid
 from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import net_of
@@ -42,7 +42,7 @@ def test_nodes_that_share_nothing_but_memory_exchange_it():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_another_order_of_strategies_is_the_same_problem(seed):
-    problem = compact(random_problem(seed, num_nodes=8, num_edges=12, most=5)).problem
+    problem = compacted(random_problem(seed, num_nodes=8, num_edges=12, most=5)).problem
     rng = np.random.default_rng(seed)
     order = np.lexsort(
         (rng.random(len(problem.cost)), np.repeat(range(len(problem.sizes)), problem.sizes))
@@ -56,11 +56,11 @@ def test_another_order_of_strategies_is_the_same_problem(seed):
 
 
 def test_a_bound_orders_each_nodes_strategies_and_ranks_all_by_what_they_cost_at_least():
-    problem = compact(wide_problem(certified("grid", "sharp", 0, 0.05).problem)).problem
+    problem = compacted(wide_problem(certified("grid", "sharp", 0, 0.05).problem)).problem
     dual = Dual(problem, net_of(problem))
     for _ in range(20):
         dual.advance(np.inf)
-    order, rank = dual.order()
+    order, rank = by_slack(dual)
     assert sorted(rank.tolist()) == list(range(len(problem.cost)))
     for a, b in zip(problem.first[:-1], problem.first[1:], strict=True):
         assert sorted(order[a:b].tolist()) == list(range(a, b))

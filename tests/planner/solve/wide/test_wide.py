@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardwright.contest import solve
-from shardwright.planner.solve.wide.compact import compact
+from shardwright.contest.compaction import compacted
 from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import BIG, net_of
@@ -53,7 +53,7 @@ def test_wider_problems_are_proved_and_agree_with_highs():
 def test_compaction_keeps_the_optimum_and_its_solutions_can_be_expanded():
     for seed in range(80):
         problem = random_problem(seed, num_edges=5)
-        smaller = compact(problem)
+        smaller = compacted(problem)
         if np.isinf(optimum(problem)):
             continue
         assert optimum(smaller.problem) + smaller.constant == optimum(problem), seed
@@ -68,7 +68,7 @@ def test_compaction_keeps_the_optimum_and_its_solutions_can_be_expanded():
 
 def test_every_bound_on_the_way_is_below_the_optimum():
     for seed in range(60):
-        smaller = compact(random_problem(seed, num_nodes=6, num_edges=11))
+        smaller = compacted(random_problem(seed, num_nodes=6, num_edges=11))
         problem, best = smaller.problem, optimum(smaller.problem)
         if np.isinf(best) or not problem.num_nodes:
             continue
@@ -80,7 +80,7 @@ def test_every_bound_on_the_way_is_below_the_optimum():
 
 def test_strategies_of_solutions_cheaper_than_the_known_one_are_never_forbidden():
     for seed in range(60):
-        smaller = compact(random_problem(seed, num_nodes=6, num_edges=11))
+        smaller = compacted(random_problem(seed, num_nodes=6, num_edges=11))
         problem, best = smaller.problem, optimum(smaller.problem)
         if np.isinf(best) or not problem.num_nodes:
             continue
@@ -95,7 +95,7 @@ def test_strategies_of_solutions_cheaper_than_the_known_one_are_never_forbidden(
 
 def test_a_region_is_solved_exactly_whatever_the_rest_is():
     for seed in range(40):
-        problem = compact(random_problem(seed, num_nodes=6, num_edges=12)).problem
+        problem = compacted(random_problem(seed, num_nodes=6, num_edges=12)).problem
         problem = with_limit(problem, np.inf)
         if problem.num_nodes < 3 or np.isinf(optimum(problem)):
             continue
@@ -120,7 +120,7 @@ def test_nodes_of_a_region_without_edges_take_their_cheapest_strategies():
 
 
 def test_tables_that_may_not_grow_leave_some_choices_as_they_are():
-    problem = compact(random_problem(3, num_nodes=12, num_edges=40, most=4)).problem
+    problem = compacted(random_problem(3, num_nodes=12, num_edges=40, most=4)).problem
     net, count = net_of(problem), problem.num_nodes
     room = room_of(16, 4096)
     room.node[:count] = np.arange(count)
@@ -135,7 +135,7 @@ def test_tables_that_may_not_grow_leave_some_choices_as_they_are():
 def test_a_descent_comes_to_fit_goes_on_fitting_and_may_be_over_the_limit_for_a_while():
     for seed in range(12):
         problem = random_problem(seed, num_nodes=30, num_edges=60, most=5, num_times=12)
-        problem = compact(replace(problem, cells=np.minimum(problem.cells, 40.0))).problem
+        problem = compacted(replace(problem, cells=np.minimum(problem.cells, 40.0))).problem
         largest = [
             a + int(problem.usage[a:b].argmax()) for a, b in itertools.pairwise(problem.first)
         ]

@@ -110,9 +110,7 @@ class Descent:
 
     def _places(self) -> Ints:
         """Return where every edge's cost is."""
-        problem, choice = self.problem, self.choice
-        one, two = problem.ends[:, 0], problem.ends[:, 1]
-        return self._net.table + choice[one] * problem.sizes[two] + choice[two]
+        return self._net.table + self.problem.places(self.choice)
 
     def _trouble(self) -> Ints:
         """Return nodes at forbidden edges, and about as often nodes that could use less where memory
@@ -132,8 +130,3 @@ class Descent:
 def capped_cost(problem: WideProblem, choice: Ints) -> float:
     """Return the cost with ``BIG`` for everything forbidden."""
     return float(np.minimum(problem.costs(choice), BIG).sum())
-
-
-def fits(problem: WideProblem, choice: Ints) -> bool:
-    """Return whether a choice keeps the limit."""
-    return bool(problem.profile(choice).max(initial=0.0) <= problem.limit)

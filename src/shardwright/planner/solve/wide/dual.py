@@ -21,7 +21,7 @@ from shardwright.planner.solve.wide.net import FEW, NEAR, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, profile
 
 FIRST_STEP = 0.1  # of Polyak's
-SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried
+SLIGHT = 1e-4  # of Polyak's step, or of a cost: less gains nothing, and something else is tried or all is good enough
 PATIENCE = 25  # sweeps without a better bound before steps get smaller, and at fixed prices before a choice is taken
 KEPT = 0.7  # of the last direction in the next, and of steps that gain nothing
 
@@ -116,14 +116,6 @@ class Dual(Messages):
         if self._step < SLIGHT:
             self._step, self.is_settled = FIRST_STEP, True
         self._direction[:] = 0.0
-
-    def order(self) -> tuple[Ints, Ints]:
-        """Return the strategies of every node by what taking one raises the bound at least, and where
-        each of those stands among all of all nodes."""
-        order = np.lexsort((self.slack, self.node))
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[np.argsort(self.slack[order], kind="stable")] = np.arange(len(order))
-        return order, rank
 
     def propose(self, num_sweeps: int) -> Iterator[Ints]:
         """Yield choices at the best prices, while the messages settle on them."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.compiled import compiled, inner
-from shardwright.planner.solve.wide.net import FEW, NEAR, Net
+from shardwright.planner.solve.wide.net import FEW, NEAR, Net, row_of
 from shardwright.planner.solve.wide.problem import Floats, Ints
 from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_region
 
@@ -248,21 +248,16 @@ def surround(
     values = search.values
     for place in range(count):
         node = room.node[place]
-        begin, size = net.first[node], net.first[node + 1] - net.first[node]
+        begin = net.first[node]
         price = _price(net, search, manner, num_bumps, node)
         for s in range(begin, begin + room.size[place]):
             values[s] = net.cost[s] + price * net.usage[s]
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
-            is_first = net.ends[edge, 0] == node
-            other = net.ends[edge, 1] if is_first else net.ends[edge, 0]
+            other = net.ends[edge, 0] + net.ends[edge, 1] - node
             if search.local[other] >= 0:
                 continue
-            if is_first:
-                step = net.first[other + 1] - net.first[other]
-                cell = net.table[edge] + search.choice[other]
-            else:
-                cell, step = net.table[edge] + search.choice[other] * size, 1
+            _, _, cell, step = row_of(net, edge, other, search.choice[other])
             for s in range(room.size[place]):
                 values[begin + s] += net.cells[cell + s * step]
 
@@ -277,20 +272,15 @@ def gain(net: Net, search: Search, room: Room, count: int) -> float:
         less += net.cost[net.first[node] + old] - net.cost[net.first[node] + new]
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
-            one, two = net.ends[edge, 0], net.ends[edge, 1]
-            other = one + two - node
+            other, _, was, step = row_of(net, edge, node, old)
+            _, _, now, _ = row_of(net, edge, node, new)
             before = after = search.choice[other]
             if search.local[other] >= 0:
-                if one != node:
+                if net.ends[edge, 0] != node:
                     continue  # its first end counts it
                 after = room.answer[search.local[other]]
-            width = net.first[two + 1] - net.first[two]
-            if one == node:
-                less += net.cells[net.table[edge] + old * width + before]
-                less -= net.cells[net.table[edge] + new * width + after]
-            else:
-                less += net.cells[net.table[edge] + before * width + old]
-                less -= net.cells[net.table[edge] + after * width + new]
+            less += net.cells[was + before * step]
+            less -= net.cells[now + after * step]
     return less
 
 

@@ -1,12 +1,15 @@
 """A wide problem as kernels want it: finite costs, edges by node, each in index order."""
 
+# NumPy's stubs call an element of an array "array or scalar"; Numba checks the types it compiles.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.compiled import compiled
+from shardwright.compiled import compiled, inner
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
 # Stands for "forbidden" where sums must stay exact: far above any cost, far below 2**53.
@@ -63,6 +66,19 @@ def links(num_nodes: int, ends: Ints) -> tuple[Ints, Ints]:
             found[place[node]] = edge
             place[node] += 1
     return start, found
+
+
+@inner
+def row_of(net: Net, edge: int, node: int, s: int) -> tuple[int, int, int, int]:
+    """Return, for an edge and a strategy of one end: the other end, how many strategies it has,
+    where its costs begin in ``cells``, and the step between them."""
+    if net.ends[edge, 0] == node:
+        other = net.ends[edge, 1]
+        count = net.first[other + 1] - net.first[other]
+        return other, count, net.table[edge] + s * count, 1
+    other = net.ends[edge, 0]
+    count = net.first[other + 1] - net.first[other]
+    return other, count, net.table[edge] + s, net.first[node + 1] - net.first[node]
 
 
 def net_of(problem: WideProblem, rank: Ints | None = None, *, capped: bool = True) -> Net:

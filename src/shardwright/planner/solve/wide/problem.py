@@ -75,9 +75,13 @@ class WideProblem:
 
     def costs(self, choice: Ints) -> Floats:
         """Return every node's and then every edge's cost."""
-        one, two = self.ends[:, 0], self.ends[:, 1]
-        place = self.table + choice[one] * self.sizes[two] + choice[two]
+        place = self.table + self.places(choice)
         return np.concatenate([self.cost[self.first[:-1] + choice], self.cells[place]])
+
+    def places(self, choice: Ints) -> Ints:
+        """Return where in its table every edge's cost is."""
+        one, two = self.ends[:, 0], self.ends[:, 1]
+        return choice[one] * self.sizes[two] + choice[two]
 
     def profile(self, choice: Ints) -> Floats:
         """Return the usage at every time point."""

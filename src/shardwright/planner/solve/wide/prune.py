@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.compiled import compiled, inner
-from shardwright.planner.solve.wide.net import BIG, WORK, Net
+from shardwright.planner.solve.wide.net import BIG, WORK, Net, row_of
 
 Mask = NDArray[np.bool_]
 
@@ -60,7 +60,7 @@ def _forbid(net: Net, node: int, keep: Mask) -> bool:
         if not keep[begin + s]:
             continue
         for link in range(net.start[node], net.start[node + 1]):
-            other, count, cell, step = _row(net, net.around[link], node, s)
+            other, count, cell, step = row_of(net, net.around[link], node, s)
             is_allowed = False
             for t in range(count):
                 if keep[net.first[other] + t] and net.cells[cell + t * step] < BIG:
@@ -71,19 +71,6 @@ def _forbid(net: Net, node: int, keep: Mask) -> bool:
                 changed = True
                 break
     return changed
-
-
-@inner
-def _row(net: Net, edge: int, node: int, s: int) -> tuple[int, int, int, int]:
-    """Return, for an edge and a strategy of one end: the other end, how many strategies it has,
-    where its costs begin in ``cells``, and the step between them."""
-    if net.ends[edge, 0] == node:
-        other = net.ends[edge, 1]
-        count = net.first[other + 1] - net.first[other]
-        return other, count, net.table[edge] + s * count, 1
-    other = net.ends[edge, 0]
-    count = net.first[other + 1] - net.first[other]
-    return other, count, net.table[edge] + s, net.first[node + 1] - net.first[node]
 
 
 @inner
@@ -113,8 +100,8 @@ def _excess(net: Net, node: int, better: int, worse: int, keep: Mask) -> float:
     """Return the most that ``better`` can cost more than ``worse``, stopping where it is clear."""
     excess = net.cost[net.first[node] + better] - net.cost[net.first[node] + worse]
     for link in range(net.start[node], net.start[node + 1]):
-        other, count, one, step = _row(net, net.around[link], node, better)
-        _, _, two, _ = _row(net, net.around[link], node, worse)
+        other, count, one, step = row_of(net, net.around[link], node, better)
+        _, _, two, _ = row_of(net, net.around[link], node, worse)
         largest = -np.inf
         for t in range(count):
             old = net.cells[two + t * step]

@@ -1,7 +1,6 @@
 """Factor graphs with two costs: discrete variables, tables of seconds and bytes over a few of them.
 
-The intra-stage problem is one of these, and so is every random instance of the tests. Nothing here
-knows about operators or devices.
+The intra-stage problem under one way to pipeline is one of these, and so is every random instance of the tests.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.terms import KEPT, Weights
 from shardwright.planner.solve.buckets import Floats, Scope
-from shardwright.planner.solve.tables import merged
+from shardwright.planner.solve.network import Elimination, Network
 
 Table = NDArray[np.float64]
 
@@ -49,6 +50,12 @@ class FactorGraph:
         """Scopes with both costs in one array each, as a network takes them."""
         return [(factor.scope, np.stack([factor.seconds, factor.bytes])) for factor in self.factors]
 
+    def elimination(self) -> Elimination:
+        """Return the exact solver of the graph."""
+        return Elimination(
+            Network(self.sizes, self.tables), np.array([1.0, 0.0]), np.array([0.0, 1.0])
+        )
+
     def evaluate(self, assignment: Sequence[int]) -> tuple[float, float]:
         """Return (seconds, bytes) of one choice per variable."""
         seconds = memory = 0.0
@@ -70,6 +77,14 @@ class FactorGraph:
         return FactorGraph(tuple(map(len, allowed)), tuple(factors))
 
 
-def merge_scopes(graph: FactorGraph) -> FactorGraph:
-    """Sum factors of equal scope."""
-    return FactorGraph(graph.sizes, tuple(Factor(s, *both) for s, both in merged(graph.tables)))
+def factor_graph(problem: Problem, weights: Weights) -> FactorGraph:
+    """Add a problem's columns up; a transient of tied blocks counts once, all else per block."""
+    factors: list[Factor] = []
+    for term in problem.statement.terms:
+        count = len(term.blocks)
+        seconds = np.tensordot(weights.seconds * count, term.columns[:KEPT], axes=1)
+        kinds = np.array([weights.kept * count, weights.flight * count, weights.transient])
+        factors.append(
+            Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1))
+        )
+    return FactorGraph(problem.sizes, tuple(factors))

@@ -1,4 +1,5 @@
-"""Which resources of a Program send between hosts, where several of one group may at once."""
+"""The resources of a Program that send: which of them share what a group can send between hosts at once, and how
+long messages wait for a core while more ranks compute than there are cores."""
 
 from __future__ import annotations
 
@@ -6,17 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
 from shardwright.core.program import Kind, Message, Program, ResourceClass
 from shardwright.core.strategy import Mesh
+from shardwright.planner.cost.burden import crowding_seconds
+from shardwright.planner.simulate.columns import Ways, ranks_of_groups
+
+
+def ways_of(program: Program, cluster: Cluster, table: CostTable) -> Ways:
+    """Return both. O(instructions)."""
+    return Ways(far_resources(program, cluster), waits_for_cores(program, cluster, table))
 
 
 def far_resources(program: Program, cluster: Cluster) -> NDArray[np.bool_] | None:
     """Return for each resource whether its messages leave hosts; None unless some group's collectives do over
-    several sets of axes: one at a time has the uplinks, as it is priced, and transfers are short beside those.
-    O(instructions)."""
+    several sets of axes: one at a time has the uplinks, as it is priced, and transfers are short beside those."""
     if len({device.host for device in cluster.devices}) == 1:
         return None
-    meshes, sent = program.meshes, one_of_each(program)  # transfers span no axes
+    meshes, sent = program.meshes, _one_of_each(program)  # transfers span no axes
     far = [(one, item) for one, item in sent if _crosses(meshes[item.mesh], item.axes, cluster)]
     if len(far) == len({item.mesh for _, item in far}):
         return None
@@ -29,7 +37,25 @@ def far_resources(program: Program, cluster: Cluster) -> NDArray[np.bool_] | Non
     return found
 
 
-def one_of_each(program: Program) -> list[tuple[int, Message]]:
+def waits_for_cores(
+    program: Program, cluster: Cluster, table: CostTable
+) -> NDArray[np.float64] | None:
+    """Return for each resource by how many seconds a message on it takes longer while ranks crowd on cores; None where
+    each has one."""
+    cores = table.overhead_map.get("cores")
+    if cores is None or ranks_of_groups(program).sum() <= cores:
+        return None
+    found = np.zeros(len(program.resource_names))
+    for resource, message in _one_of_each(program):
+        mesh = program.meshes[message.mesh]
+        ends = mesh.peers(mesh.devices[0], message.axes)  # one of the groups that it goes between
+        if message.destination >= 0:
+            ends = mesh.devices[0], program.meshes[message.destination].devices[0]
+        found[resource] = crowding_seconds(message.primitive, ends, cluster, table)
+    return found
+
+
+def _one_of_each(program: Program) -> list[tuple[int, Message]]:
     """Return every resource that sends, with a message of it: all go the same way. What is sliced or copied is
     a message, too, but a computation of its devices."""
     is_sent = (program.kind == Kind.MESSAGE) | (program.kind == Kind.SEND)

@@ -7,7 +7,7 @@ import pytest
 from shardwright.core.costs import Record
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.cost import build_costs
+from shardwright.verbs.records import build_costs
 
 
 def record(key: str, seconds: float, when: str = "1", environment: str = "here") -> Record:
