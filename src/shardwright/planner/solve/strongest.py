@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from shardwright.planner.solve.buckets import Floats
-from shardwright.planner.solve.core import ENOUGH
 from shardwright.planner.solve.network import Network
+from shardwright.planner.solve.wide.dual import SLIGHT
 
 
 def strongest(
@@ -44,7 +44,7 @@ def strongest(
         return math.inf
     while not stopped():
         promised, mix = planes.strongest()
-        if promised <= best * (1 + max(share, ENOUGH)):
+        if promised <= best * (1 + max(share, SLIGHT)):
             break
         value, totals = _least(network, mix @ ways, stopped)
         best = max(best, value - float(mix[-1]) * limit)
