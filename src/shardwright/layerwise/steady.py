@@ -37,13 +37,17 @@ def steady_seconds(
     them. What fetches and copies input slows no computation down.
     """
     # Late, because importing Numba takes longer than planning a small model.
-    from shardwright.planner.simulate.full import share
+    from shardwright.planner.simulate.full import relax, share
 
     wiring, durations, closings = _unrolled(program, seconds, STEPS)
-    # What closes a step takes no time, whatever it is.
-    classes = np.append(program.resource_class, ResourceClass.HOST).astype(np.int8)
-    ranks = np.append(ranks_of_groups(program), 0)
-    _, end, _ = share(wiring, durations, classes, ranks, float(overlap_slowdown))
+    count = len(program.resource_names) + 1
+    if overlap_slowdown == 1.0:
+        _, end, _ = relax(wiring, durations, count)
+    else:
+        # What closes a step takes no time, whatever it is.
+        classes = np.append(program.resource_class, ResourceClass.HOST).astype(np.int8)
+        ranks = np.append(ranks_of_groups(program), 0)
+        _, end, _ = share(wiring, durations, classes, ranks, float(overlap_slowdown))
     ends = end[closings]
     half = len(ends) // 2
     return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))

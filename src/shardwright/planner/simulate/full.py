@@ -66,17 +66,37 @@ class Followers(NamedTuple):
     waiting: Ints
 
 
+@compiled
+def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> Times:
+    """Return start, end and cause of each instruction when nothing slows anything down.
+
+    The cause is what an instruction waited for longest: the one before it in its queue or, if that
+    ended earlier, its first predecessor among those that ended last; -1 if it waited for nothing.
+    """
+    count = len(seconds)
+    start, end = np.zeros(count), np.zeros(count)
+    cause = np.full(count, -1, dtype=np.int64)
+    last = np.full(num_resources, -1, dtype=np.int64)
+    for index in range(count):
+        time, latest = latest_end(wiring, end, last[wiring.resource[index]], index)
+        start[index], cause[index] = time, latest
+        end[index] = time + seconds[index]
+        last[wiring.resource[index]] = index
+    return start, end, cause
+
+
 class Progress(NamedTuple):
     """A simulation under way: all that decides how it goes on.
 
     ``entries`` are the resources' queues one after another, ``first`` the head of each group's busy
-    resources, ``due`` when the earliest of those finishes.
+    resources, ``due`` when the earliest of those finishes, ``tree`` a tournament of groups by that.
     """
 
     queues: Queues
     entries: Ints
     first: Ints
     due: Floats
+    tree: Ints
     followers: Followers
     start: Floats
     end: Floats
@@ -94,8 +114,6 @@ def share(
 ) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
-    The cause is what an instruction waited for longest: the one before it in its queue or, if that
-    ended earlier, its first predecessor among those that ended last; -1 if it waited for nothing.
     ``ranks`` is how many devices each group has. While a group computes and communicates at once, what
     does either advances at rate 1/slowdown, and all else at 1; meshes of the same devices are one group.
     While more ranks compute than there are ``cores``, all of them get equal shares of these, and a message that takes
@@ -116,6 +134,7 @@ def share(
 def _beginning(wiring: Wiring, classes: NDArray[np.int8], num_groups: int) -> Progress:
     """Return a simulation at its beginning."""
     count, num_resources = len(wiring.resource), len(classes)
+    leaves = 1 << max(0, num_groups - 1).bit_length()
     entry_offset, entries = _sorted_by(
         wiring.resource, np.arange(count, dtype=np.int64), num_resources
     )
@@ -129,7 +148,8 @@ def _beginning(wiring: Wiring, classes: NDArray[np.int8], num_groups: int) -> Pr
         queues=queues,
         entries=entries,
         first=np.full(num_groups, -1, dtype=np.int64),
-        due=np.full(num_groups, np.inf),
+        due=np.full(leaves, np.inf),
+        tree=_tournament(leaves),
         followers=_followers(wiring),
         start=np.zeros(count),
         end=np.zeros(count),
@@ -147,14 +167,14 @@ def _play(
     cores: float,
 ) -> None:
     """Go from completion to completion until nothing is left to do, changing ``progress``."""
-    queues, entries, first, due, followers, start, end, cause = progress
+    queues, entries, first, due, tree, followers, start, end, cause = progress
     now, crowd = 0.0, 1.0
     are_short = ranks.sum() > cores
     pending, changed = _all(len(queues)), _none(len(due))
     while now < np.inf:
-        while due.min() <= now:
-            group = due.argmin()
-            due[group] = np.inf
+        while due[tree[1]] <= now:
+            group = tree[1]
+            _set_due(due, tree, group, np.inf)
             _add(changed, group)
             resource, first[group] = first[group], -1
             while resource >= 0:
@@ -189,8 +209,8 @@ def _play(
                 _add(changed, group)
                 if seconds[index] == 0:
                     queue.finish = now
-                    due[group] = now
-        if due.min() > now:
+                    _set_due(due, tree, group, now)
+        if due[tree[1]] > now:
             if are_short:
                 was, crowd = crowd, _crowding(queues, first, ranks, cores)
                 if crowd != was:
@@ -198,8 +218,8 @@ def _play(
                         _add(changed, group)
             while changed.size[0] > 0:
                 group = _pop(changed)
-                due[group] = _settle(queues, first[group], now, slowdown, crowd)
-            now = due.min()
+                _set_due(due, tree, group, _settle(queues, first[group], now, slowdown, crowd))
+            now = due[tree[1]]
 
 
 class Some(NamedTuple):
@@ -274,6 +294,35 @@ def _followers(wiring: Wiring) -> Followers:
         waiting[index] = wiring.offset[index + 1] - wiring.offset[index]
     offset, follower = _sorted_by(wiring.predecessor, owners, count)
     return Followers(offset, follower, waiting)
+
+
+@compiled
+def _tournament(leaves: int) -> Ints:
+    """Return a tournament tree over equals.
+
+    Node 1 holds the group that is due first, node i the winner of nodes 2i and 2i+1; the last
+    ``leaves`` nodes are the groups. Of equals the lower index wins.
+    """
+    tree = np.zeros(2 * leaves, dtype=np.int64)
+    for leaf in range(leaves):
+        tree[leaves + leaf] = leaf
+    for node in range(leaves - 1, 0, -1):
+        tree[node] = tree[2 * node]
+    return tree
+
+
+@inner
+def _set_due(due: Floats, tree: Ints, group: int, time: float) -> None:
+    """Note when the first of a group finishes, and replay its matches in the tournament."""
+    due[group] = time
+    node = (group + len(due)) // 2
+    while node >= 1:
+        left, right = tree[2 * node], tree[2 * node + 1]
+        winner = left if due[left] <= due[right] else right
+        if winner == tree[node] != group:
+            break
+        tree[node] = winner
+        node //= 2
 
 
 @inner

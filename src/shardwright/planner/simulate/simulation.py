@@ -51,7 +51,8 @@ def simulate(
     many ranks can compute at once; while more do, each has its share of these. ``ways``: the resources whose messages
     share what a group can send between hosts, and by how many seconds the messages of each take longer while ranks
     crowd on cores. ``scatter_copies``: see
-    ``Cluster.scatter_copies``. Deterministic. Takes O(n * groups) time.
+    ``Cluster.scatter_copies``. Deterministic. Takes O(n) time where nothing is slowed down or shared, else
+    O(n log resources).
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
     clock = _clock(program, overlap_slowdown, cores, ways)
@@ -157,8 +158,11 @@ def _clock(program: Program, overlap_slowdown: float, cores: float, ways: Ways) 
     # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
+    ranks, count = ranks_of_groups(program), len(program.resource_names)
+    if overlap_slowdown == 1.0 and cores >= ranks.sum() and ways.far is None:
+        return lambda wiring, seconds: full.relax(wiring, seconds, count)
     classes = np.require(program.resource_class, np.int8, ["C", "W"])
-    how = classes, ranks_of_groups(program), float(overlap_slowdown), float(cores), ways
+    how = classes, ranks, float(overlap_slowdown), float(cores), ways
     return lambda wiring, seconds: full.share(wiring, seconds, *how)
 
 
