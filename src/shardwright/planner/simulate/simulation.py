@@ -55,17 +55,17 @@ def simulate(
     O(n log resources).
     """
     seconds = _checked(program, seconds, overlap_slowdown, cores)
-    clock = _clock(program, overlap_slowdown, cores, ways)
+    wiring, clock = _wiring(program), _clock(program, overlap_slowdown, cores, ways)
 
     def play(many: Program, seconds: NDArray[np.float64]) -> Timeline:
         return _timeline(many, clock(_wiring(many), seconds), scatter_copies)
 
-    timeline = play(program, seconds)
+    timeline = _timeline(program, clock(wiring, seconds), scatter_copies)
     if program.shift is not None and program.shift.max(initial=0) > 0:
         return in_periods(program, seconds, timeline, play)
     if meets or len(program.meshes) == 1:
         return timeline
-    return in_a_row(program, _wiring(program), seconds, timeline, clock)
+    return in_a_row(program, wiring, seconds, timeline, clock)
 
 
 def simulate_on(
