@@ -33,16 +33,17 @@ def strongest(
     bounds + 1, kinds). What is proved holds for choices in any way. ``mix`` is tried first: weights of the bounds, which
     add up to 1, and a price of memory. Where the network is too wide, or once ``stopped``, it is all that is tried.
     """
-    best = _least(network, mix @ ways, stopped)[0] - float(mix[-1]) * limit
+    value, totals = _least(network, mix @ ways, stopped)
+    best = value - float(mix[-1]) * limit
     if best >= useful or not math.isfinite(best) or network.is_wide or stopped():
         return best
     planes = _Planes(ways, limit)
-    for seen in (mix, np.append(np.zeros(len(mix) - 1), 1.0)):
-        value, totals = _least(network, seen @ ways, stopped)
-        planes.add(totals)
-    if not value < limit:
+    planes.add(totals)
+    smallest, totals = _least(network, np.append(np.zeros(len(mix) - 1), 1.0) @ ways, stopped)
+    if not smallest < limit:
         return math.inf
     while not stopped():
+        planes.add(totals)
         promised, mix = planes.strongest()
         if promised <= best * (1 + max(share, SLIGHT)):
             break
@@ -50,7 +51,6 @@ def strongest(
         best = max(best, value - float(mix[-1]) * limit)
         if best >= useful:
             break
-        planes.add(totals)
     return best
 
 
