@@ -74,15 +74,13 @@ class Core:
         the first choice found will do, and what it costs may be further from the bound.
         """
         best, bound, picks = math.inf, math.inf, np.zeros(len(self._sizes), np.int64)
-        for values in itertools.product(*(range(self._sizes[hub]) for hub in self._hubs)):
+        joint = itertools.product(*(range(self._sizes[hub]) for hub in self._hubs))
+        parts = [(values, self._given(tables, values)) for values in joint]
+        # What may be cheapest comes first: of what follows it need only be proved that it costs no less.
+        for values, own in sorted(parts, key=lambda part: sum(map(_least, part[1]))):
             if math.isfinite(best) and stopped():
                 bound = min(bound, sum(map(_least, tables)))
                 break
-            fixed = dict(zip(self._hubs, values, strict=True))
-            own = [
-                table[tuple(fixed.get(v, slice(None)) for v in scope)]
-                for table, scope in zip(tables, self._whole, strict=True)
-            ]
             found = self._with_hubs(own, best, stopped)
             cost = sum(
                 float(table[tuple(found.picks[v] for v in scope)])
@@ -97,6 +95,14 @@ class Core:
                 "no choice was found that is allowed in a graph too wide to search whole"
             )
         return Bracketed(picks, min(bound, best))
+
+    def _given(self, tables: Sequence[Floats], values: tuple[int, ...]) -> list[Floats]:
+        """Return what tables say where the hubs have these values."""
+        fixed = dict(zip(self._hubs, values, strict=True))
+        return [
+            table[tuple(fixed.get(v, slice(None)) for v in scope)]
+            for table, scope in zip(tables, self._whole, strict=True)
+        ]
 
     def _with_hubs(
         self, tables: list[Floats], upper: float, stopped: Callable[[], bool]
@@ -173,6 +179,8 @@ def minimise(
     best, limit = math.inf, upper - constant
     for turn in range(FEW):
         _advance(dual, min(best, limit), stopped if not turn else lambda: False)
+        if dual.bound >= limit * (1 - SLIGHT):
+            break
         *_, proposal = dual.propose(FEW)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
         descent.round(0.0, REGION_NODES)
@@ -193,9 +201,9 @@ def minimise(
 
 
 def _advance(dual: Dual, least: float, stopped: Callable[[], bool]) -> None:
-    """Raise a bound until its steps get smaller, given the cost of what is known."""
+    """Raise a bound until its steps get smaller, or it is as good as the cost of what is known."""
     for _ in range(2 * PATIENCE):  # steps get smaller once
-        if stopped():
+        if stopped() or dual.bound >= least * (1 - SLIGHT):
             break
         dual.advance(least if least < BIG else math.inf)
 
