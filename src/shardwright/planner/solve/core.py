@@ -157,8 +157,8 @@ def _whole(tables: dict[Scope, Floats]) -> tuple[dict[Scope, Floats], float, flo
 
 
 def _least(table: Floats) -> float:
-    finite = table[np.isfinite(table)]
-    return float(finite.min()) if len(finite) else 0.0
+    least = float(table.min(initial=math.inf))
+    return least if least < math.inf else 0.0
 
 
 def minimise(
