@@ -7,6 +7,7 @@ of its tensors as their allocator counts them. Between hosts: ``choice_hosts.py`
 regret is the chosen plan's step over the best measured.
 
     python benchmarks/choice.py --only wide,decoder --hosts 2 --rates 100mbit,1gbit
+    python benchmarks/choice.py --no-machine --asked "--allow-compression --seed-plan megatron:2x1"
 """
 
 from __future__ import annotations
@@ -156,6 +157,9 @@ def main() -> None:
     parser.add_argument("--hosts", default="2", help="numbers of hosts, by comma; 0 for none")
     parser.add_argument("--rates", default="100mbit,200mbit,1gbit")
     parser.add_argument("--no-machine", action="store_true", help="hosts only")
+    parser.add_argument(
+        "--asked", default="", help="more words of `shardwright plan`, between hosts"
+    )
     words = parser.parse_args()
     names = words.only.split(",")
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +168,7 @@ def main() -> None:
             machine_part(names)
         counts = [int(one) for one in words.hosts.split(",") if int(one)]
         if counts:
-            host_part(names, counts, words.rates.split(","))
+            host_part(names, counts, words.rates.split(","), words.asked.split())
 
 
 if __name__ == "__main__":

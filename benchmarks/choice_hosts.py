@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from choice_models import ALL, spec
@@ -126,8 +126,15 @@ class Case:
 class Hosts:
     """Some hosts, the file that describes them and the store of what is measured on them."""
 
-    def __init__(self, names: Sequence[str], rate: str, rates: tuple[float, float], folder: Path):
-        self.names, self.folder = names, folder
+    def __init__(
+        self,
+        names: Sequence[str],
+        rate: str,
+        rates: tuple[float, float],
+        folder: Path,
+        asked: Sequence[str] = (),
+    ) -> None:
+        self.names, self.folder, self.asked = names, folder, asked
         share = min(1.0, len(os.sched_getaffinity(0)) / len(names))
         for word, unit in WORDS.items():
             rate = rate.replace(word, unit)
@@ -159,7 +166,8 @@ class Hosts:
         def planned(*more: str) -> PlanFile:
             path = self.folder / "plan.json"
             command = [sys.executable, "-m", "shardwright", "plan", model, *where, "-o", str(path)]
-            subprocess.run([*command, *more], check=True, capture_output=True, timeout=TIMEOUT)
+            words = [*command, *self.asked, *more]
+            subprocess.run(words, check=True, capture_output=True, timeout=TIMEOUT)
             return read_plan_file(path)
 
         described = planned("--measure", "never").frontier
@@ -167,14 +175,16 @@ class Hosts:
         document = planned()
         measured = known_costs(where=environment_of(self.cluster))
         graph = capture(model, global_batch=ALL[name], precision="float32").graph
-        training = training_of(document.frontier.best.strategy)
-        survey = surveyed(graph, self.cluster, measured, document.frontier, training)
+        whole = replace(
+            training_of(document.frontier.best.strategy), compressor="none", density=1.0
+        )
+        survey = surveyed(graph, self.cluster, measured, document.frontier, whole)
         first, *others = survey.plain
         best = document.frontier.best  # which runs however long it takes, as what one has does
         every = [first, best, *others, *document.frontier.plans, *described.plans]
         # On fewer hosts plans would have all cores to themselves, which are shared here.
-        whole = [one for one in every if len(one.strategy.devices) == len(self.names)]
-        plans = runnable(survey, whole)[:MOST_PLANS]
+        wide = [one for one in every if len(one.strategy.devices) == len(self.names)]
+        plans = runnable(survey, wide)[:MOST_PLANS]
         laps, peaks = self._laps(model, plans)
         known = dict(zip([one.strategy for one in plans], laps, strict=True))
         fitted = refit(survey.context, {one: lap.step_seconds for one, lap in known.items()})
@@ -216,8 +226,11 @@ def farthest_off(story: PlanStory, seen: Sequence[float]) -> float:
     return max((one / own - 1 for one, own in zip(predicted, seen, strict=True)), key=abs)
 
 
-def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
-    """Print every plan that ran between shaped hosts, and what choosing gained."""
+def host_part(
+    names: Sequence[str], counts: Sequence[int], rates: Sequence[str], asked: Sequence[str]
+) -> None:
+    """Print every plan that ran between shaped hosts, and what choosing gained; ``asked`` are more words of
+    ``shardwright plan``."""
     refusal = why_not()
     if refusal:
         print(f"hosts skipped: {refusal}")
@@ -234,7 +247,7 @@ def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
         for rate in rates:
             with tempfile.TemporaryDirectory() as folder, hosts(count, rate, "swc") as places:
                 os.environ["SHARDWRIGHT_STORE"] = str(Path(folder, "records.sqlite"))
-                where = Hosts(places, rate, known, Path(folder))
+                where = Hosts(places, rate, known, Path(folder), asked)
                 for name in names:
                     case = where.case(name)
                     cases.append(case)
