@@ -263,6 +263,12 @@ def refuse() -> None:
         hooks.register(parallel(), "top-k")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"no 9\.weight"):
         hooks.register(parallel(), Compression(method="top-k", densities={"9.weight": 0.1}))
+    with pytest.raises(InputError, match="has no 9;"):
+        hooks.register(parallel(), Compression(method="top-k", densities={9: 0.1}))  # type: ignore[dict-item]
+    compressed = parallel()
+    hooks.register(compressed, EVERY["top-k"])
+    with pytest.raises(InputError, match="by a hook already"):
+        hooks.register(compressed, EVERY["int8"])
     turning = DistributedDataParallel(nn.ParameterList([torch.zeros(4, dtype=torch.complex64)]))
     with pytest.raises(InputError, match="real numbers"):
         hooks.register(turning, EVERY["top-k"])

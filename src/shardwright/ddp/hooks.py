@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,13 +44,7 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
             "MixedPrecisionPolicy, and no hook that knows parameters)"
         )
     _check_settings(settings)
-    names = {id(one): name for name, one in model.module.named_parameters()}
-    unknown = sorted(set(settings.densities) - set(names.values()))
-    if unknown:
-        raise InputError(
-            f"densities are of the module's parameters, which has no {', '.join(unknown[:5])}; use the "
-            "names of named_parameters()"
-        )
+    names = _named(model.module, settings)
     odd = [one.dtype for one in model.module.parameters() if one.requires_grad and one.is_complex()]
     if odd:
         raise InputError(
@@ -61,7 +55,12 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
     group = _own_group(model)
     check_alike(settings, group)
     compressor = Compressor(settings, GroupWire(group), elements, names.values())
-    model.register_comm_hook(_Queue(compressor, names), _enqueue)
+    try:
+        model.register_comm_hook(_Queue(compressor, names), _enqueue)
+    except RuntimeError as error:
+        raise InputError(
+            f"this model's gradients travel by a hook already ({error}); wrap the module anew to have another"
+        ) from error
     return compressor
 
 
@@ -71,6 +70,18 @@ def _check_settings(settings: Compression) -> None:
             f"how gradients travel is a Compression, not {settings!r:.40}; give "
             'Compression(method="top-k", density=0.01) or another'
         )
+
+
+def _named(module: nn.Module, settings: Compression) -> dict[int, str]:
+    """Return the names of parameters. Raises InputError where settings name others."""
+    names = {id(one): name for name, one in module.named_parameters()}
+    unknown = sorted(map(str, set(settings.densities) - set(names.values())))
+    if unknown:
+        raise InputError(
+            f"densities are of the module's parameters, which has no {', '.join(unknown[:5])}; use the "
+            "names of named_parameters()"
+        )
+    return names
 
 
 def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:
