@@ -105,6 +105,21 @@ class _Queue:
         self.waiting: list[Callable[[], None]] = []
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="gradient compression")
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
+        self.has_begun = False
+
+    def begin(self, device: torch.device) -> None:
+        """Before the first message, see that all ranks are in one step: how much they send depends on it. Raises
+        InputError, on all of them."""
+        if self.has_begun:
+            return
+        mine = torch.tensor([self.compressor.step], device=device)
+        steps = self.compressor.wire.all_gather(mine).flatten().tolist()
+        if len(set(steps)) > 1:
+            raise InputError(
+                f"ranks compress gradients of one step, but go on from steps {', '.join(map(str, steps[:8]))}; load "
+                "on every rank the state that it saved, or on none"
+            )
+        self.has_begun = True
 
     def beside(self, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Return a context that continues behind what the caller's stream has been given so far."""
@@ -136,6 +151,7 @@ def _enqueue(queue: _Queue, bucket: dist.GradBucket) -> Future[Tensor]:
 
     def average() -> bool:
         with torch.no_grad():
+            queue.begin(buffer.device)
             return queue.compressor.offer(gradients, is_last=is_last)
 
     return averaged_beside(queue.thread, average, buffer, continued, queue.waiting)
