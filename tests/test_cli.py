@@ -246,7 +246,8 @@ def test_plan_simulate_explain_and_report_follow_each_other(model: str, tmp_path
     assert found["bytes"] == 4 * (16 * 32 + 32 + 32 * 8 + 8)
     assert {one["workers"] for one in found["iterations"]} == {2, 8}
     assert min(one["efficiency"] for one in found["iterations"]) > 0
-    for words in (("--trace", "layers.csv"), ("plan.json", model, *wanted)):
+    trace = ("--trace", "layers.csv")
+    for words in (trace, ("plan.json", model, *wanted), (*trace, *wanted, *layers)):
         assert shardwright("simulate", *words, folder=tmp_path).returncode == 2
 
     explained = shardwright("explain", "plan.json", model, folder=tmp_path)

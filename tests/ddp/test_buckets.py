@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from shardwright.ddp import BucketChoice, BucketPlan, choose_buckets, plan_buckets, wrap
 from shardwright.ddp.buckets import default_buckets
@@ -146,6 +147,48 @@ def test_a_wrapped_model_trains_as_ever() -> None:
         assert all(map(torch.equal, planned, plain))  # sums of two ranks have one order
 
 
+class Remembering(Layers):
+    """A model that keeps its activations, makes a buffer in its first step and lengthens another in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", None)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(WIDTHS[0])
+        self.seen = torch.cat([self.seen, torch.ones(1)])
+        self.last = self.layers(self.norm(x) * self.mask)
+        return F.cross_entropy(self.last, y)
+
+
+def left_behind() -> dict[str, Any]:
+    module, spoilt = Remembering(), Unused()
+    choice = choose_buckets(module, batch(), turns=1)
+    for one in spoilt.parameters():
+        one.grad = torch.ones_like(one)
+    before = [one.clone() for one in spoilt.buffers()]
+    with pytest.raises(InputError, match="spare"):
+        plan_buckets(spoilt, batch(), steps=1)
+    with pytest.raises(ValueError, match="batch_size"):
+        plan_buckets(spoilt, batch() | {"x": torch.zeros(2, WIDTHS[0])}, steps=1)
+    return {
+        "names": sorted(itertools.chain.from_iterable(choice.plan.names)),
+        "buffers": (module.mask, len(module.seen)),
+        "same": all(map(torch.equal, before, spoilt.buffers())),
+        "kept": all(bool((one.grad == 1).all()) for one in spoilt.parameters()),
+    }
+
+
+def test_models_are_as_they_were_whatever_a_step_makes_of_them() -> None:
+    for found in run_ranks(2, left_behind):
+        assert found["names"] == sorted(name for name, _ in Remembering().named_parameters())
+        assert found["buffers"] == (None, 0)
+        assert found["same"]
+        assert found["kept"]
+
+
 def slow_link() -> list[float]:
     """Time messages that take what is known."""
     group = dist.group.WORLD
@@ -197,8 +240,19 @@ def refused() -> None:
     with pytest.raises(InputError, match="meta device"):
         plan_buckets(nn.Linear(24, 2, device="meta"), x, steps=1)
     mixed = nn.Sequential(nn.Linear(24, 2), nn.Linear(2, 2).double())
-    with pytest.raises(InputError, match="one dtype"):
-        plan_buckets(mixed, batch()["x"], steps=1)
+    sharded, kept = nn.Linear(24, 2), nn.Linear(24, 2)
+    fully_shard(sharded)
+    kept.output = kept(x)
+    for wrong, said in (
+        (mixed, "one dtype.* use the default buckets"),
+        (nn.Linear(24, 2).requires_grad_(False), "trains nothing; set requires_grad"),
+        (sharded, "is sharded"),
+        (nn.Sequential(nn.Linear(24, 2), nn.LazyBatchNorm1d()), "without a shape yet"),
+        (nn.parallel.DistributedDataParallel(nn.Linear(24, 2)), "wrapped already"),
+        (kept, "cannot be copied"),
+    ):
+        with pytest.raises(InputError, match=said):
+            choose_buckets(wrong, x, loss=torch.sum, turns=1)
     plan = BucketPlan(
         sizes_bytes=(200,),
         names=(("weight", "bias"),),

@@ -10,6 +10,7 @@ import torch
 
 from shardwright.ddp import Compression, Compressor
 from shardwright.ddp.hooks import Load, reshared, wire_bytes
+from shardwright.ddp.methods import METHODS
 from shardwright.errors import InputError
 from shardwright.runtime.compression import (
     Sparse,
@@ -446,6 +447,25 @@ def test_a_dense_beginning_and_small_parameters_travel_as_they_are():
     torch.testing.assert_close(means[1][0]["bias"], total(inputs[1])["bias"] / 3)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_without_elements_is_left_alone(method):
+    inputs = drawn(2)
+    for one in (one for step in inputs for one in step):
+        one["none"], one["nobody"] = torch.zeros(0, 7).double(), torch.zeros(0).double()
+    means, compressors, _ = averaged(settings(method, dense_below=0), inputs)
+    assert all(step[0]["none"].shape == (0, 7) for step in means)
+    if method not in ("bfloat16", "float16"):
+        assert_conserved(inputs, means, compressors)
+
+
+@pytest.mark.parametrize("whole", [{"dense_steps": 1}, {"dense_below": 1000}, {"method": "dense"}])
+def test_what_travels_whole_and_is_not_finite_is_counted(whole):
+    inputs = drawn(2, steps=1)
+    inputs[0][1]["bias"][0] = math.inf
+    _, compressors, _ = averaged(settings(**({"method": "top-k"} | whole)), inputs)
+    assert [one.skipped for one in compressors] == [1, 1]
+
+
 def test_narrow_gradients_have_wide_residuals():
     inputs = drawn(2, dtype=torch.bfloat16)
     means, compressors, _ = averaged(settings("top-k"), inputs)
@@ -540,6 +560,7 @@ def test_another_number_of_ranks_owes_parameters_as_much(ranks):
     [
         ({"method": "topk"}, "method must be one of"),
         ({"density": 0.0}, "above 0"),
+        ({"warm_up": iter([0.5, 0.1])}, "warm_up is a sequence"),
         ({"density": "0.1"}, "above 0 and at most 1, not '0.1'"),
         ({"clip": "1"}, "not negative, not '1'"),
         ({"momentum": 1.0}, "momentum"),

@@ -231,6 +231,23 @@ def fail() -> str:
     return str(caught.value)
 
 
+def load_on_one() -> str:
+    settings = Compression(method="top-k", density=0.1, dense_below=1, dense_steps=2)
+    first, second = parallel(), parallel()
+    compressor, resumed = (hooks.register(one, settings) for one in (first, second))
+    train(first, dist.get_rank(), range(3))
+    if dist.get_rank() == 0:
+        resumed.load_state_dict(compressor.state_dict())
+    with pytest.raises(RuntimeError) as caught:
+        backward(second, dist.get_rank(), 3)
+    return str(caught.value)
+
+
+def test_a_state_that_one_rank_alone_loads_ends_backward_on_all() -> None:
+    """They waited for each other: one sends selections, the other whole gradients."""
+    assert all("go on from steps 3, 0" in text for text in run_ranks(2, load_on_one))
+
+
 def test_what_goes_wrong_in_the_queue_ends_backward() -> None:
     assert all("the residual of 4.weight has 3 elements" in text for text in run_ranks(2, fail))
 
@@ -263,6 +280,12 @@ def refuse() -> None:
         hooks.register(parallel(), "top-k")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"no 9\.weight"):
         hooks.register(parallel(), Compression(method="top-k", densities={"9.weight": 0.1}))
+    with pytest.raises(InputError, match="has no 9;"):
+        hooks.register(parallel(), Compression(method="top-k", densities={9: 0.1}))  # type: ignore[dict-item]
+    compressed = parallel()
+    hooks.register(compressed, EVERY["top-k"])
+    with pytest.raises(InputError, match="by a hook already"):
+        hooks.register(compressed, EVERY["int8"])
     turning = DistributedDataParallel(nn.ParameterList([torch.zeros(4, dtype=torch.complex64)]))
     with pytest.raises(InputError, match="real numbers"):
         hooks.register(turning, EVERY["top-k"])

@@ -33,6 +33,8 @@ def test_parameters_of_one_layer_are_one_layer_and_equal_layers_are_several():
         ("b", 50),
         ("c", 50),
     ]
+    alike = "conv,1,2,50\nconv,1,2,50\nd.weight,1,2,50\nd.weight,1,2,50\nd,1,2,50\n.weight,1,2,5\n.bias,1,2,5\n"
+    assert len(parse_layer_trace("name,forward,backward,bytes\n" + alike).layers) == 7
     unnamed = parse_layer_trace("forward,backward,bytes\n1,2,3\n1,2,3\n")
     assert len(unnamed.layers) == 2
 
@@ -49,12 +51,25 @@ def test_parameters_of_one_layer_are_one_layer_and_equal_layers_are_several():
         ("name,forward,backward,bytes\na,1,1,1e300\n", "row 2: bytes must be a number"),
         ("name,forward,backward,bytes\na,1\n", "row 2: backward must be a number"),
         ("name,forward,backward,bytes\ndata,1,1,3\n", "is no layer"),
+        (
+            "name,forward,backward,bytes\na,1,1,1,024\n",
+            "row 2: it has 5 cells, but there are 4 columns",
+        ),
+        (
+            "\nname,forward,backward,bytes\n\na,1,1,3\n , ,,\nb,x,1,3\n",
+            "row 6: forward must be a number",
+        ),
         ("forward,backward,bytes\n" + "1,1,1\n" * MOST_LAYERS, "at most"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_row(text: str, words: str):
     with pytest.raises(InputError, match=words):
         parse_layer_trace(text)
+
+
+def test_rows_that_say_nothing_are_left_out():
+    trace = parse_layer_trace("\nname,forward,backward,bytes\n\na,1,2,3,\n,,,\nb,1,2,3\n\n")
+    assert [one.name for one in trace.layers] == ["a", "b"]
 
 
 def test_networks_are_read_as_people_name_them():
@@ -70,13 +85,14 @@ def test_networks_are_read_as_people_name_them():
 
 def test_tables_of_messages_are_read_or_refused(tmp_path: Path):
     file = tmp_path / "messages.csv"
-    file.write_text("bytes,seconds\n2048,0.2\n1024,0.1\n")
+    file.write_text("bytes,seconds\n2048,0.2\n\n,\n1024,0.1\n")
     assert read_points(file) == ((1024.0, 0.1), (2048.0, 0.2))
     for text in (
         "1,2\n",
         "bytes,seconds\n1,1\n",
         "bytes,seconds\n1,1\n1,2\n",
         "bytes,seconds\n1,x\n2,2\n",
+        "bytes,seconds\n1,024,0.1\n2,048,0.2\n",
     ):
         file.write_text(text)
         with pytest.raises(InputError, match=r"messages\.csv"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from shardwright.layerwise.allreduce import (
+    AUTO,
     Wire,
     all_reduce_seconds,
+    all_reduces,
     gtop_k_seconds,
     top_k_seconds,
 )
@@ -49,6 +52,14 @@ def test_no_wire_carries_less_than_every_worker_must_send(workers: int):
         assert all_reduce_seconds(SIZE, workers, wire, "double-tree") < all_reduce_seconds(
             SIZE, workers, wire, "tree"
         )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 12])
+@pytest.mark.parametrize("algorithm", [AUTO, "ring", "double-tree"])
+def test_many_sizes_take_what_each_of_them_does(workers: int, algorithm: str):
+    sizes = np.array([0.0, 1.0, 1e3, 1e5, 1e9])
+    alone = [all_reduce_seconds(size, workers, WIRE, algorithm) for size in sizes]
+    assert all_reduces(workers, WIRE, algorithm)(sizes).tolist() == alone
 
 
 def test_a_worker_alone_and_nothing_to_send_take_no_time():

@@ -121,6 +121,10 @@ def simulate(
     if not plan:
         if not trace:
             raise InputError("simulate needs a PLAN, or --trace layers.csv; give one of them")
+        if layers or cluster or pick is not None:
+            raise InputError(
+                "--layers, --cluster and --pick are for a PLAN, and a trace of layers has none; leave them out"
+            )
         return console.show_trace(terminal, api.predict_trace(trace, TraceRequest(**asked)))
     if asked["workers"] or asked["link"]:
         raise InputError(

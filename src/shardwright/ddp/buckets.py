@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from shardwright.ddp.measure import (
     Loss,
@@ -88,12 +90,7 @@ def plan_buckets(
     everyone = _group(group)
     device = _checked(model, loss)
     _check_count("steps", steps)
-    kept = {name: one.clone() for name, one in model.named_buffers()}
-    with torch.random.fork_rng():
-        measured = measure_backward(model, batch, loss, everyone, steps)
-    with torch.no_grad():
-        for name, one in model.named_buffers():
-            one.copy_(kept[name])
+    measured = measure_backward(model, batch, loss, everyone, steps)
     total = sum(measured.sizes_bytes)
     cost = measure_all_reduce(total, everyone, device)
     queued = measure_all_reduce(total, everyone, device, UNDER_WAY)
@@ -134,11 +131,10 @@ def choose_buckets(
     everyone = _group(group)
     device = _checked(model, loss)
     _check_count("turns", turns)
+    copies = [_copied(model), _copied(model)]  # first: a step may leave activations in a model
     plan = plan_buckets(model, batch, loss=loss, group=everyone)
-    ways = [
-        _parallel(copy.deepcopy(model), everyone, device, caps)
-        for caps in (plan.bucket_cap_mb_list, None)
-    ]
+    caps = (plan.bucket_cap_mb_list, None)
+    ways = [_parallel(one, everyone, device, cap) for one, cap in zip(copies, caps, strict=True)]
     laps: list[list[float]] = [[], []]
     with torch.random.fork_rng():
         for _ in range(turns + 2):  # two until the buckets have been made anew and are warm
@@ -146,7 +142,7 @@ def choose_buckets(
                 one.append(time_step(lambda way=way: _step(way, batch, loss), everyone, device))
     made = ways[0]._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
     seconds = [slowest_median(one[2:], everyone, device) for one in laps]
-    del ways
+    del ways, copies
     gc.collect()  # the copies, which hold on to themselves and to the process group
     return BucketChoice(
         plan=plan,
@@ -182,6 +178,17 @@ def wrap(
         )
     caps = found.plan.bucket_cap_mb_list if found.is_kept else None
     return _parallel(model, everyone, device, caps)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise InputError(
+            f"both ways are timed on copies of the model, but this one cannot be copied ({str(error)[:100]}); ask "
+            "before its first step, do not let it keep activations (the older nn.utils.weight_norm does), or pass "
+            "bucket_cap_mb_list of plan_buckets to DistributedDataParallel"
+        ) from error
 
 
 def _parallel(
@@ -252,18 +259,32 @@ def _check_kinds(model: nn.Module, loss: Loss | None) -> None:
         )
 
 
+def _unfit(model: nn.Module, kinds: Sequence[str]) -> str:
+    """Say why a module with trained parameters of these kinds cannot have planned buckets, and what to do."""
+    if isinstance(model, DistributedDataParallel):
+        return "is wrapped already; give the module itself"
+    if any(
+        hasattr(one, "device_mesh") for one in model.parameters()
+    ):  # DTensor takes seconds to import
+        return "is sharded (FSDP2, tensor parallelism), which sends gradients its own way; leave it as it is"
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        return "has parameters or buffers without a shape yet; run it once on a batch before"
+    if not kinds:
+        return "trains nothing; set requires_grad of what is to be trained"
+    if len(kinds) > 1:
+        return f"has gradients of {', '.join(kinds)}; use the default buckets of DistributedDataParallel"
+    return ""
+
+
 def _checked(model: nn.Module, loss: Loss | None) -> torch.device:
     """Return a model's device. Raises InputError where torch would not fill buckets in one order, and for what is no
     model or loss."""
     _check_kinds(model, loss)
     trained = [one for one in model.parameters() if one.requires_grad]
     kinds = sorted({f"{one.dtype} on {one.device}" for one in trained})
-    if isinstance(model, DistributedDataParallel) or len(kinds) != 1:
-        what = "is wrapped already" if kinds else "trains nothing"
-        what = f"has gradients of {', '.join(kinds)}" if len(kinds) > 1 else what
+    if wrong := _unfit(model, kinds):
         raise InputError(
-            "buckets are planned for a plain module with trained parameters of one dtype on one device, "
-            f"but this one {what}; give the module itself"
+            f"buckets are planned for a plain module with trained parameters of one dtype on one device, but this one {wrong}"
         )
     if trained[0].device.type == "meta":
         raise InputError(

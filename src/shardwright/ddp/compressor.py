@@ -74,7 +74,7 @@ class Compressor:
         """Replace gradients by their means over all ranks; ``is_last``: this ends the step.
 
         All ranks give equal names in equal order. Where a rank has a value that is not finite all get
-        NaN for all of these gradients, and owe what they owed before.
+        NaN for all of these gradients that are compressed, and owe what they owed before.
         """
         self._take(gradients)
         self._send()
@@ -123,7 +123,7 @@ class Compressor:
     def _is_packed(self, name: str, gradient: Tensor) -> bool:
         """Whether a gradient is compressed: not where it is small, or all of it would be sent."""
         settings, size = self.settings, gradient.numel()
-        if self.step < settings.dense_steps:
+        if self.step < settings.dense_steps or not size:
             return False
         if settings.method == "powersgd":
             fits = gradient.dim() > 1 and is_low_rank(tuple(gradient.shape), settings.rank)
@@ -188,7 +188,7 @@ class Compressor:
 
     def _skip(self, packed: Sequence[_Taken]) -> None:
         """Let all ranks see that something was not finite."""
-        self.skipped += bool(packed)
+        self.skipped += 1
         for gradient in chain.from_iterable(each.packed.values() for each in packed):
             gradient.fill_(math.nan)
 
@@ -312,7 +312,8 @@ class Compressor:
             kept.update({name: one.clone() for name, one in state[kind].items()})
 
     def owed(self, name: str) -> Tensor | None:
-        """Return what this rank owes to a parameter (flat), None where it never owed anything."""
+        """Return what this rank owes to a parameter (flat, as its gradient lies in memory), None where it never owed
+        anything."""
         return self._kept["residual"].get(name)
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,13 +44,7 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
             "MixedPrecisionPolicy, and no hook that knows parameters)"
         )
     _check_settings(settings)
-    names = {id(one): name for name, one in model.module.named_parameters()}
-    unknown = sorted(set(settings.densities) - set(names.values()))
-    if unknown:
-        raise InputError(
-            f"densities are of the module's parameters, which has no {', '.join(unknown[:5])}; use the "
-            "names of named_parameters()"
-        )
+    names = _named(model.module, settings)
     odd = [one.dtype for one in model.module.parameters() if one.requires_grad and one.is_complex()]
     if odd:
         raise InputError(
@@ -61,7 +55,12 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
     group = _own_group(model)
     check_alike(settings, group)
     compressor = Compressor(settings, GroupWire(group), elements, names.values())
-    model.register_comm_hook(_Queue(compressor, names), _enqueue)
+    try:
+        model.register_comm_hook(_Queue(compressor, names), _enqueue)
+    except RuntimeError as error:
+        raise InputError(
+            f"this model's gradients travel by a hook already ({error}); wrap the module anew to have another"
+        ) from error
     return compressor
 
 
@@ -71,6 +70,18 @@ def _check_settings(settings: Compression) -> None:
             f"how gradients travel is a Compression, not {settings!r:.40}; give "
             'Compression(method="top-k", density=0.01) or another'
         )
+
+
+def _named(module: nn.Module, settings: Compression) -> dict[int, str]:
+    """Return the names of parameters. Raises InputError where settings name others."""
+    names = {id(one): name for name, one in module.named_parameters()}
+    unknown = sorted(map(str, set(settings.densities) - set(names.values())))
+    if unknown:
+        raise InputError(
+            f"densities are of the module's parameters, which has no {', '.join(unknown[:5])}; use the "
+            "names of named_parameters()"
+        )
+    return names
 
 
 def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:
@@ -94,6 +105,21 @@ class _Queue:
         self.waiting: list[Callable[[], None]] = []
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="gradient compression")
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
+        self.has_begun = False
+
+    def begin(self, device: torch.device) -> None:
+        """Before the first message, see that all ranks are in one step: how much they send depends on it. Raises
+        InputError, on all of them."""
+        if self.has_begun:
+            return
+        mine = torch.tensor([self.compressor.step], device=device)
+        steps = self.compressor.wire.all_gather(mine).flatten().tolist()
+        if len(set(steps)) > 1:
+            raise InputError(
+                f"ranks compress gradients of one step, but go on from steps {', '.join(map(str, steps[:8]))}; load "
+                "on every rank the state that it saved, or on none"
+            )
+        self.has_begun = True
 
     def beside(self, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Return a context that continues behind what the caller's stream has been given so far."""
@@ -125,6 +151,7 @@ def _enqueue(queue: _Queue, bucket: dist.GradBucket) -> Future[Tensor]:
 
     def average() -> bool:
         with torch.no_grad():
+            queue.begin(buffer.device)
             return queue.compressor.offer(gradients, is_last=is_last)
 
     return averaged_beside(queue.thread, average, buffer, continued, queue.waiting)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,19 +69,38 @@ def _named(value: object) -> str:
     return f"a tensor of shape {tuple(value.shape)}{grown}"
 
 
+@contextmanager
+def left_alone(model: nn.Module) -> Iterator[None]:
+    """Leave a model's gradients and buffers, and torch's random numbers, as they are, whatever happens to them."""
+    gradients = [(one, one.grad) for one in model.parameters()]
+    values = [(one, one.clone()) for one in model.buffers()]
+    # A step may also put another tensor in a buffer's place.
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for now, before in places:
+            now.clear()
+            now.update(before)
+        with torch.no_grad():
+            for one, value in values:
+                one.copy_(value)
+        for one, gradient in gradients:
+            one.grad = gradient
+
+
 def measure_backward(
     model: nn.Module, batch: Any, loss: Loss | None, group: ProcessGroup, steps: int
 ) -> Backward:
     """Time the gradients of a model that nothing communicates yet: medians of some steps.
 
-    Gradients are left as they were found. Raises InputError where a parameter gets none.
+    The model is left as it was found. Raises InputError where a parameter gets no gradient.
     """
     named = {name: one for name, one in model.named_parameters() if one.requires_grad}
     device = next(iter(named.values())).device
-    before = {name: one.grad for name, one in named.items()}
-    laps = [_lap(model, batch, loss, named) for _ in range(steps + 1)][1:]  # the first warms up
-    for name, one in named.items():
-        one.grad = before[name]
+    with left_alone(model):
+        laps = [_lap(model, batch, loss, named) for _ in range(steps + 1)][1:]  # the first warms up
     _check_used(named, laps[-1][1])
     order = _agreed(list(laps[-1][1]), group)
     medians = [statistics.median(ready[name] for _, ready in laps) for name in order]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class Lot:
     @property
     def starts(self) -> list[int]:
         """Where the units begin in ``flat``."""
-        return [sum(self.sizes[:place]) for place in range(len(self.sizes))]
+        return list(accumulate(self.sizes, initial=0))[:-1]
 
     @property
     def sizes(self) -> list[int]:

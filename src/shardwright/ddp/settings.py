@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, get_args
@@ -39,8 +39,8 @@ class Compression:
     is applied and owed is what the optimizer's momentum would have applied, to rounding. ``clip`` bounds the norm of the gradient that
     all ranks together put in: each parameter of each rank gets its share by size.
 
-    The first ``dense_steps`` steps, and parameters of fewer than ``dense_below`` elements, travel as
-    they are. ``rank`` and ``warm_start`` are PowerSGD's. ``seed`` is for what is drawn.
+    The first ``dense_steps`` steps travel as they are, and with methods that select and ``powersgd`` so do
+    parameters of fewer than ``dense_below`` elements. ``rank`` and ``warm_start`` are PowerSGD's. ``seed`` is for what is drawn.
     """
 
     method: MethodName
@@ -90,7 +90,7 @@ class Compression:
                 )
 
     def _check_kinds(self) -> None:
-        if not isinstance(self.densities, Mapping) or not isinstance(self.warm_up, Iterable):
+        if not isinstance(self.densities, Mapping) or not isinstance(self.warm_up, Sequence):
             raise InputError(
                 "densities are a mapping from names of parameters and warm_up is a sequence, not "
                 f"{self.densities!r:.40} and {self.warm_up!r:.40}; give "

@@ -3,7 +3,7 @@
 Times are seconds, or what the column's ending says: ``forward_us``, ``backward_ms``. ``numel`` (float32
 numbers) may stand in place of ``bytes``. Columns are separated by commas or tabs, and others are ignored.
 Rows named data, input or fetch (reading a batch), copy or h2d, and update are what their names say, by
-their ``forward``. Neighbours of one name but for a last ``.weight`` or ``_bias`` are parameters of one
+their ``forward``. Neighbours whose names differ in a last ``.weight`` or ``_bias`` only are parameters of one
 layer, whose time each of them repeats.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shardwright.core.layertrace import LayerTrace, TracedLayer
 from shardwright.errors import InputError
-from shardwright.files.limits import read_text, table_rows
+from shardwright.files.limits import check_width, numbered_rows, read_text
 
 LARGEST_FILE, MOST_LAYERS = 4 * 2**20, 20_000
 _UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
@@ -25,7 +25,7 @@ _OTHERS = {
     "data": "fetch_seconds", "input": "fetch_seconds", "fetch": "fetch_seconds", "io": "fetch_seconds",
     "copy": "copy_seconds", "h2d": "copy_seconds", "update": "update_seconds",
 }  # fmt: skip
-_PARAMETER = re.compile(r"[._/-](weight|bias|w|b|gamma|beta)$", re.IGNORECASE)
+_PARAMETER = re.compile(r"(?P<module>.*)[._/-](weight|bias|w|b|gamma|beta)", re.IGNORECASE)
 # Columns as they are written, and as what they count, times how much.
 _KNOWN = {
     "name": ("name", 1.0),
@@ -47,12 +47,13 @@ def read_layer_trace(path: str | Path) -> LayerTrace:
 
 def parse_layer_trace(text: str, name: str = "trace") -> LayerTrace:
     """Read a trace from its text; ``name`` is used in messages."""
-    rows = _rows(text, name)
-    columns = _columns([cell.strip().lower() for cell in rows[0]] if rows else [], name)
+    (_, header), *rows = _rows(text, name) or [(1, [])]
+    columns = _columns([cell.strip().lower() for cell in header], name)
     layers, others = list[TracedLayer](), dict[str, float]()
-    for number, cells in enumerate(rows[1:], 2):
+    for place, (number, cells) in enumerate(rows):
         try:
-            _take(_layer(cells, columns, number - 2), layers, others)
+            check_width(cells, header)
+            _take(_layer(cells, columns, place), layers, others)
         except InputError as error:
             raise InputError(f"{name}, row {number}: {error}") from error
     if not layers:
@@ -60,13 +61,14 @@ def parse_layer_trace(text: str, name: str = "trace") -> LayerTrace:
     return LayerTrace(name=name, layers=tuple(layers), **others)
 
 
-def _rows(text: str, name: str) -> list[list[str]]:
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > MOST_LAYERS:
+def _rows(text: str, name: str) -> list[tuple[int, list[str]]]:
+    delimiter = "\t" if "\t" in text else ","
+    rows = numbered_rows(text.splitlines(), name, f"write {_EXAMPLE}", delimiter)
+    if len(rows) > MOST_LAYERS:
         raise InputError(
-            f"a trace has at most {MOST_LAYERS:,} rows, but {name} has {len(lines):,}; merge layers"
+            f"a trace has at most {MOST_LAYERS:,} rows, but {name} has {len(rows):,}; merge layers"
         )
-    return table_rows(lines, name, f"write {_EXAMPLE}", "\t" if "\t" in text else ",")
+    return rows
 
 
 def _columns(header: Sequence[str], name: str) -> dict[str, tuple[int, float]]:
@@ -135,6 +137,7 @@ def _take(layer: TracedLayer, layers: list[TracedLayer], others: dict[str, float
 
 
 def _is_parameter_of(layer: TracedLayer, last: TracedLayer) -> bool:
-    names = {_PARAMETER.sub("", one.name) for one in (layer, last)}
+    found = [_PARAMETER.fullmatch(one.name) for one in (layer, last)]
+    modules = {one["module"] for one in found if one is not None and one["module"]}
     times = {(one.forward_seconds, one.backward_seconds) for one in (layer, last)}
-    return len(names) == len(times) == 1 and bool(layer.name)
+    return None not in found and len(modules) == len(times) == 1 and layer.name != last.name

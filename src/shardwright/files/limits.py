@@ -63,6 +63,23 @@ def table_rows(
         raise InputError(f"{name}, row {reader.line_num}: no table ({error}); {remedy}") from None
 
 
+def numbered_rows(
+    lines: Iterable[str], name: object, remedy: str, delimiter: str = ","
+) -> list[tuple[int, list[str]]]:
+    """Return those rows of a table that say anything, each with its number in the file."""
+    rows = enumerate(table_rows(lines, name, remedy, delimiter), 1)
+    return [(number, cells) for number, cells in rows if any(map(str.strip, cells))]
+
+
+def check_width(cells: list[str], header: list[str]) -> None:
+    """Raise InputError for a row of more cells than columns: a comma inside a number makes two of it."""
+    if any(map(str.strip, cells[len(header) :])):
+        raise InputError(
+            f"it has {len(cells)} cells, but there are {len(header)} columns; write numbers without commas (1024), "
+            "and names with commas in quotes"
+        )
+
+
 def check_entries(data: bytes, what: str) -> None:
     """Raise ValueError where JSON has more values than are worth parsing."""
     found = data.count(b",") + data.count(b"[") + data.count(b"{")

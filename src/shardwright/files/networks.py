@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from shardwright.errors import InputError
-from shardwright.files.limits import read_text, table_rows
+from shardwright.files.limits import check_width, numbered_rows, read_text
 from shardwright.files.units import read_quantity
 
 LARGEST_FILE, MOST_POINTS = 2**20, 10_000
@@ -44,12 +44,15 @@ def read_network(text: str) -> tuple[float, float, float]:
 def read_points(path: str | Path) -> Points:
     """Read measured (bytes, seconds) of messages, ascending in bytes. Raises InputError."""
     text = read_text(path, LARGEST_FILE, "a table of messages", _ACCEPTED)
-    lines = text.splitlines()[: MOST_POINTS + 2]
-    rows = [row for row in table_rows(lines, path, _ACCEPTED) if row]
-    if not rows or [cell.strip().lower() for cell in rows[0][:2]] != ["bytes", "seconds"]:
+    (_, header), *rows = numbered_rows(text.splitlines(), path, _ACCEPTED) or [(1, [])]
+    if [cell.strip().lower() for cell in header[:2]] != ["bytes", "seconds"]:
         raise InputError(f"{path} must begin with bytes,seconds; {_ACCEPTED}")
     points: dict[float, float] = {}
-    for number, row in enumerate(rows[1:], 2):
+    for number, row in rows[: MOST_POINTS + 1]:
+        try:
+            check_width(row, header)
+        except InputError as error:
+            raise InputError(f"{path}, row {number}: {error}") from error
         size, seconds = _point(row)
         if math.isnan(size) or size in points:
             raise InputError(

@@ -12,6 +12,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+Sizes = NDArray[np.float64]
 KEPT_BYTES = 8  # of a value that is sent with its place
 
 
@@ -65,14 +69,22 @@ AUTO = "auto"
 POSSIBLE = ("ring", "tree", "recursive-doubling", "halving-doubling")
 
 
-def all_reduce_seconds(num_bytes: float, workers: int, wire: Wire, algorithm: str = AUTO) -> float:
-    """Return how long summing up a tensor over all workers takes; ``auto``: by the fastest of
+def all_reduces(workers: int, wire: Wire, algorithm: str = AUTO) -> Callable[[Sizes], Sizes]:
+    """Return how long summing up tensors over all workers takes, each by its bytes; ``auto``: by the fastest of
     those that are ``POSSIBLE``."""
-    if workers < 2 or num_bytes <= 0:
-        return 0.0
     names = POSSIBLE if algorithm == AUTO else (algorithm,)
-    lines = (ALL_REDUCE[name](workers, wire) for name in names)
-    return min(start + slope * num_bytes for start, slope in lines)
+    lines = [ALL_REDUCE[name](workers, wire) for name in names] if workers > 1 else [(0.0, 0.0)]
+
+    def seconds(sizes: Sizes) -> Sizes:
+        found = np.min([start + slope * sizes for start, slope in lines], axis=0)
+        return np.where(sizes > 0, found, 0.0)
+
+    return seconds
+
+
+def all_reduce_seconds(num_bytes: float, workers: int, wire: Wire, algorithm: str = AUTO) -> float:
+    """Return how long one of them takes."""
+    return float(all_reduces(workers, wire, algorithm)(np.array(num_bytes)))
 
 
 def top_k_seconds(num_kept: int, workers: int, wire: Wire) -> float:

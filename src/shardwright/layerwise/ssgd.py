@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.core.layertrace import Exchange, Iteration, LayerTrace
 from shardwright.core.program import Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy
+from shardwright.layerwise.allreduce import Sizes
 from shardwright.layerwise.steady import steady_seconds
 from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.schedule.merge import MergeMethod
@@ -35,11 +36,11 @@ Seconds = Callable[[float], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What exchanging gradients costs ``workers``: seconds of an all-reduce by bytes, of a sparse exchange by
+    """What exchanging gradients costs ``workers``: seconds of all-reduces, each by its bytes, of a sparse exchange by
     the numbers kept of each worker's, and of choosing them by how many there are."""
 
     workers: int
-    dense: Seconds
+    dense: Callable[[Sizes], Sizes]
     sparse: Mapping[Exchange, Seconds]
     select: Seconds
     density: float
@@ -85,8 +86,7 @@ def _buckets(
     if exchange not in _MERGES:
         return tuple((index,) for index in order)
     sizes = [trace.layers[index].bytes for index in order]
-    cost = np.vectorize(network.dense, otypes=[np.float64])
-    found = merge_gradients(_ready(trace, order), sizes, cost, _MERGES[exchange])
+    found = merge_gradients(_ready(trace, order), sizes, network.dense, _MERGES[exchange])
     return tuple(tuple(order[place] for place in bucket) for bucket in found)
 
 
@@ -169,7 +169,7 @@ def _lay_out(
             done = steps.add(Kind.TRANSFORM, _COMPUTE, network.select(size / NUMBER_BYTES), [done])
             seconds = network.sparse[exchange](network.kept(size))
         else:
-            seconds = network.dense(float(size))
+            seconds = float(network.dense(np.array(float(size))))
         if exchange == "naive":
             pending.append(seconds)
         else:

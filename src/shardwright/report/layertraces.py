@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shardwright.core.compression import SPARSE
 from shardwright.core.layertrace import Exchange, Iteration
 from shardwright.report.units import seconds_text
 
@@ -30,14 +31,13 @@ WORDS: dict[Exchange, str] = {
 
 def iteration_rows(found: Sequence[Iteration]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each iteration; the fastest dense one of so many workers is marked."""
+    dense = [one for one in found if one.exchange not in SPARSE]
     best = {
-        workers: min(
-            one.seconds for one in found if one.workers == workers and not one.select_seconds
-        )
+        workers: min(one.seconds for one in dense if one.workers == workers)
         for workers in {one.workers for one in found}
     }
     for one in found:
-        is_best = one.seconds <= best[one.workers] and not one.select_seconds
+        is_best = one.exchange not in SPARSE and one.seconds <= best[one.workers]
         yield (
             str(one.workers),
             WORDS[one.exchange],

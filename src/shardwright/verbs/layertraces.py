@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layertrace import Exchange, Iteration, LayerTrace, TracedLayer
@@ -17,14 +20,14 @@ from shardwright.files.networks import Points, read_network, read_points
 from shardwright.files.planfile import write_atomically
 from shardwright.layerwise.allreduce import (
     AUTO,
+    Sizes,
     Wire,
-    all_reduce_seconds,
+    all_reduces,
     gtop_k_seconds,
     top_k_seconds,
 )
 from shardwright.layerwise.ssgd import EXCHANGES, SPARSE, Network, predict, selection
 from shardwright.planner.cost import Rates, operator_costs
-from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.lower import lower
 from shardwright.verbs.evidence import document_of, evidence, picked
 from shardwright.verbs.tracerequest import TraceRequest
@@ -80,23 +83,30 @@ def _network(request: TraceRequest, counts: tuple[int, ...]) -> tuple[Points, Wi
 def _of(workers: int, request: TraceRequest, points: Points, wire: Wire | None) -> Network:
     select = selection(request.select)
     if wire is None:
-        measured = tuple((size, seconds, 0.0) for size, seconds in points)
-
-        def dense(size: float) -> float:
-            return interpolate(measured, size).seconds if workers > 1 else 0.0
-
+        dense = _measured(points) if workers > 1 else np.zeros_like
         return Network(
             workers=workers, dense=dense, sparse={}, select=select, density=request.density
         )
     return Network(
         workers=workers,
-        dense=lambda size: all_reduce_seconds(size, workers, wire, request.algorithm),
+        dense=all_reduces(workers, wire, request.algorithm),
         sparse={
             "top-k": lambda kept: top_k_seconds(int(kept), workers, wire),
             "gtop-k": lambda kept: gtop_k_seconds(int(kept), workers, wire),
         },
         select=select,
         density=request.density,
+    )
+
+
+def _measured(points: Points) -> Callable[[Sizes], Sizes]:
+    """Return the seconds of messages by their bytes: straight lines between measured ones, the last continued, and
+    never less for more bytes."""
+    sizes, seconds = np.array(points).T
+    seconds = np.maximum.accumulate(seconds)
+    slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+    return lambda asked: (
+        np.interp(asked, sizes, seconds) + slope * np.maximum(asked - sizes[-1], 0.0)
     )
 
 
