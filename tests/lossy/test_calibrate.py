@@ -26,8 +26,9 @@ def test_what_diverges_is_not_tolerated_and_what_never_converges_is_refused():
     assert found.tolerated == 0
     with pytest.raises(InputError, match="finite loss"):
         calibrate(lambda bound, seed: math.inf)
-    with pytest.raises(InputError, match="two seeds"):
-        calibrate(lambda bound, seed: 1.0, seeds=1)
+    for wrong in ({"seeds": 1}, {"seeds": "3"}, {"bounds": 0.1}, {"bounds": ["some"]}):
+        with pytest.raises(InputError, match="two seeds"):
+            calibrate(lambda bound, seed: 1.0, **wrong)
 
 
 def test_what_returns_no_loss_is_told_to():

@@ -82,6 +82,35 @@ def test_whatever_packets_suffer_all_ranks_get_one_sum_and_nothing_is_lost_for_g
             assert one.num_lost <= push * one.num_values
 
 
+@pytest.mark.parametrize("form", ["direct", "ring"])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_ranks_without_a_piece_of_what_is_short_take_part(form, count):
+    faults = Faults(loss=0.2, **ALL_FAULTS)
+    results, _, _ = summed(3, count, faults, Tolerance(push=0.1, form=form))
+    for one in results:
+        np.testing.assert_allclose(one, in_rank_order(given(3, count)), rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("flat", "parts", "says"),
+    [
+        (np.ones((4, 5)), None, r"ndarray of float64 and shape \(4, 5\); convert"),
+        (np.ones(20, ">f8"), None, "of >f8"),
+        (np.ones(20, np.bool_), None, "of bool"),
+        ([1.0, 2.0], None, "not of list"),
+        (np.ones(20), Parts(("a",), (10,)), "add up to 20 values here"),
+        (np.ones(20), Parts(("a", "b"), (20,)), "a name and a size each"),
+    ],
+    ids=["rows", "byte order", "bool", "list", "too few", "no size"],
+)  # fmt: skip
+def test_arrays_that_cannot_be_summed_are_refused(flat, parts, says):
+    def target(rank):
+        yield from Sums(rank, Tolerance()).sum(flat, parts)
+
+    with pytest.raises(InputError, match=says):
+        LossyNetwork(2, Faults(), 0, SMALL).run(target)
+
+
 def test_with_nothing_allowed_to_be_lost_sums_are_those_in_rank_order_to_the_last_bit():
     inputs = given(4, 1001)
     results, _, network = summed(4, 1001, Faults(loss=0.2, **ALL_FAULTS), Tolerance(push=0))
@@ -349,6 +378,7 @@ def test_marks_shrink_the_window_and_tolerated_losses_do_not():
         ({"bounds": {"bias": -1}}, "bias is a share"),
         ({"fill": "rescale", "form": "ring"}, "form='direct'"),
         ({"fill": "stale"}, "error_feedback=False"),
+        ({"error_feedback": "no"}, "not 'no'; choose one"),
         ({"droppable": "some"}, "must be one of none, layer"),
     ],
 )  # fmt: skip
@@ -363,3 +393,5 @@ def test_rates_times_and_shares_are_numbers():
             Transport(**{name: "fast"})
     with pytest.raises(InputError, match="from 0 to 1, not 5"):
         seeded_dropper(5, 1)
+    with pytest.raises(InputError, match="from 0 to 1, not None"):
+        seeded_dropper(None, 1)

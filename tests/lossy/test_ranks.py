@@ -137,8 +137,10 @@ def refuse() -> None:
         lossy.register(wrapped, Tolerance(push=0.2 if mine else 0.1), host=HERE)
     with pytest.raises(InputError, match="and 'fast'"):
         lossy.register(wrapped, Tolerance(), "fast", host=HERE)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"host='192\.0\.2\.1' is none"):
-        lossy.register(wrapped, Tolerance(), host="192.0.2.1")  # kept for documents: nobody's
+    # The first is kept for documents: nobody's. Others are everybody's, or no address.
+    for host in ("192.0.2.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", 5):
+        with pytest.raises(InputError, match=f"host='?{host}'? is none"):
+            lossy.register(wrapped, Tolerance(), host=host)  # type: ignore[arg-type]
     network = lossy.register(wrapped, Tolerance(push=0.1), Transport(timeout=20), host=HERE)
     with pytest.raises(InputError, match=r"no 0\.bias of 3 values"):
         network.load_state_dict({"0.bias": torch.zeros(3)})

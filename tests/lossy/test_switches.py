@@ -12,6 +12,7 @@ from shardwright.lossy.switches import Recipe, recipe
 from tests.hosts import hosts, why_not
 
 RATE, EACH = "10mbit", 200
+SWITCH = (sys.executable, "-m", "shardwright.lossy")
 # Sends packets of 1400 bytes to 10.84.0.2, as many with each IP byte; the other end counts them.
 SEND = f"""
 import socket, sys
@@ -41,16 +42,17 @@ print(*came)
 
 def test_commands_are_printed_with_what_takes_them_back_and_odd_words_are_refused():
     done = subprocess.run(
-        [sys.executable, "-m", "shardwright.lossy", "bands", "--device", "eth0", "--rate", "10gbit"],
+        [*SWITCH, "bands", "--device", "eth0", "--rate", "10gbit"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert lines[0].startswith("tc qdisc add dev eth0 root")
     assert lines[lines.index("# undo:") + 1 :][:2] == [
-        "nft delete table netdev shardwright", "tc qdisc del dev eth0 root",
+        "nft delete table netdev shardwright", lines[0].replace("add", "del"),
     ]  # fmt: skip
     for words, says in (
         (("eth0; reboot", "1gbit"), "a device has a name"), (("eth0", "fast"), "a rate is such as"),
+        (("eth0", "0bit"), "a rate is such as"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=says):
             recipe("leaves", *words)
@@ -67,6 +69,16 @@ def test_a_command_that_is_not_installed_is_named_and_what_was_set_before_it_is_
         some.apply()
     assert done.exists()
     assert undone.exists()
+
+
+def test_what_cannot_be_taken_back_is_told():
+    done = subprocess.run(
+        [*SWITCH, "leaves", "--device", "no-such", "--rate", "1gbit", "--undo"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert not done.stdout
+    assert "root, and the recipe and device that were applied" in done.stderr
 
 
 def inside(host, *command):
@@ -87,9 +99,7 @@ def counted(host):
 
 def burst(names, name, *tos):
     """Apply a recipe at the first host, send a burst with each IP byte; return what came, and counters."""
-    switch = inside(
-        names[0], sys.executable, "-m", "shardwright.lossy", name, "--device", "eth0", "--rate", RATE
-    )  # fmt: skip
+    switch = inside(names[0], *SWITCH, name, "--device", "eth0", "--rate", RATE)
     subprocess.run([*switch, "--apply"], capture_output=True, check=True)
     count = str(EACH * len(tos))
     listener = subprocess.Popen(
@@ -114,7 +124,9 @@ def test_the_kernel_drops_only_what_may_be_dropped_and_sends_the_urgent_first():
     protected, droppable, urgent, patient = 0x02, 0x00, 0xE2, 0x22
     with hosts(2, rate="1gbit", prefix=f"sws{os.getpid() % 10000}") as names:
         first = inside(names[0], "tc", "qdisc", "del", "dev", "eth0", "root")
-        subprocess.run(first, check=True, capture_output=True)
+        other = inside(names[0], *SWITCH, "selective", "--device", "eth0", "--rate", RATE, "--undo")
+        assert subprocess.run(other, check=False, capture_output=True).returncode == 2
+        subprocess.run(first, check=True, capture_output=True)  # that of somebody else, still there
         came, counts = burst(names, "selective", protected, droppable)
         assert came.count(protected) == EACH
         assert counts["1:1"][1] == 0

@@ -90,6 +90,21 @@ def test_a_right_plan_is_equal_and_what_shrank_is_said(model: str, seed: Seed) -
     assert any("dropout is off" in note for note in found.notes)
 
 
+DRAWN = """
+def build():
+    return Net(norm=False), {"x": torch.randn(8, 16), "y": torch.randint(8, (8,))}
+
+del example_batch
+"""
+
+
+@pytest.mark.ranks
+def test_real_ranks_train_on_what_plain_pytorch_does_where_batches_are_drawn(model: str) -> None:
+    Path(model.rpartition(":")[0]).write_text(MODEL + DRAWN)
+    frontier = Frontier(plans=(plan_of(model, Seed(data=2)),))
+    assert shardwright.verify(frontier, Trial(model=model, ranks="processes")).is_equal
+
+
 @pytest.mark.ranks
 def test_real_ranks_are_equal_too(model: str) -> None:
     frontier = Frontier(plans=(plan_of(model, Seed(data=2)),))

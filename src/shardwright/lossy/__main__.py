@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = recipe(given.recipe, given.device, given.rate)
         if given.apply:
             chosen.apply()
+        if given.undo:
+            chosen.revert()
     except InputError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    if given.undo:
-        chosen.revert()
     lines = chosen.undo if given.undo else (*chosen.setup, "# undo:", *chosen.undo)
     sys.stdout.write("\n".join((*lines, f"# counters: {chosen.counters}", "")))
     return 0

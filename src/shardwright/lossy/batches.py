@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import ipaddress
 import os
 import socket
 import sys
@@ -42,6 +43,13 @@ def why_not() -> str:
     if sys.platform != "linux" or sys.maxsize < 2**32 or sys.byteorder != "little":
         return f"packets are sent in batches by Linux on 64-bit little-endian machines, not by {sys.platform}"
     return ""
+
+
+def why_no_address(address: str) -> str:
+    """Say why other hosts cannot send to this one by an address that a socket of it was bound to, or nothing."""
+    named = ipaddress.ip_address(address)
+    is_any = named.is_unspecified or named.is_multicast or named.is_reserved
+    return f"{address} stands for any host or many" if is_any else ""
 
 
 class _Headers:
@@ -81,11 +89,14 @@ class Sockets:
             one.setblocking(False)
             try:
                 one.bind((host, 0))
-            except OSError as error:
+                reason = why_no_address(one.getsockname()[0])
+            except (OSError, TypeError) as error:
+                reason = str(error)
+            if reason:
                 raise InputError(
-                    f"packets come to an IPv4 address of this host, but host={host!r} is none ({error}); give the one "
+                    f"packets come to an IPv4 address of this host, but host={host!r} is none ({reason}); give the one "
                     "that it has in the network that gradients take"
-                ) from None
+                )
         first = self._sockets[0]
         first.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
         first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)

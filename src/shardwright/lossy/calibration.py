@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from shardwright.errors import InputError
 
@@ -33,11 +34,7 @@ def calibrate(
     larger and larger bounds, up to the first with which losses are on average higher than with
     nothing lost, seed by seed, by more than the spread over seeds. Raises InputError.
     """
-    if seeds < 2 or list(bounds) != sorted(bounds) or not all(0 < one < 1 for one in bounds):
-        raise InputError(
-            "a spread needs two seeds or more, and bounds are above 0 and below 1, smallest first, not "
-            f"{seeds} seeds and {tuple(bounds)}; mend them"
-        )
+    _check(bounds, seeds)
     losses = {0.0: _losses(train, 0.0, seeds)}
     spread = statistics.stdev(losses[0.0])
     tolerated = 0.0
@@ -50,6 +47,17 @@ def calibrate(
             break
         tolerated = bound
     return Calibration(tolerated, spread, losses)
+
+
+def _check(bounds: Sequence[float], seeds: int) -> None:
+    are_shares = isinstance(bounds, Iterable) and all(
+        isinstance(one, Real) and 0 < one < 1 for one in bounds
+    )
+    if not isinstance(seeds, int) or seeds < 2 or not are_shares or list(bounds) != sorted(bounds):
+        raise InputError(
+            "a spread needs two seeds or more, and bounds are above 0 and below 1, smallest first, not "
+            f"{seeds!r:.40} seeds and {bounds!r:.80}; mend them"
+        )
 
 
 def _losses(train: Callable[[float, int], float], bound: float, seeds: int) -> tuple[float, ...]:

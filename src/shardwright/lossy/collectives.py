@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from shardwright.errors import InputError
 from shardwright.lossy.endpoint import Endpoint
 from shardwright.lossy.labels import labelled
 from shardwright.lossy.messages import (
@@ -79,7 +80,8 @@ class _Sent:
 
     def lost(self) -> Mask:
         """Return which elements did not come."""
-        return np.concatenate([elements_of(one.lost, one.shape) for one in self.messages])
+        none = np.zeros(0, np.bool_)  # a rank has no piece of what is shorter than there are ranks
+        return np.concatenate([none, *(elements_of(one.lost, one.shape) for one in self.messages)])
 
 
 @dataclass(slots=True)
@@ -120,10 +122,11 @@ class Sums:
         self.rank.endpoint.describe = _described
 
     def sum(self, flat: np.ndarray, parts: Parts | None = None, priority: int = 0) -> Steps:
-        """Sum a flat tensor over all ranks, in place. Priority 0 is the most urgent, 7 the least."""
+        """Sum a flat tensor over all ranks, in place. Priority 0 is the most urgent, 7 the least. Raises InputError."""
+        parts = parts or Parts(("",), (np.size(flat),))
+        _check(flat, parts)
         if self.rank.size == 1 or len(flat) == 0:
             return
-        parts = parts or Parts(("",), (len(flat),))
         if self.tolerance.error_feedback:
             yield from self.settle(parts)
             self._pay(flat, parts)
@@ -169,6 +172,21 @@ class Sums:
                 values[~seen] = last[~seen]
             self._last[key] = values
         return values, seen
+
+
+def _check(flat: np.ndarray, parts: Parts) -> None:
+    """Check what is to be summed: of other arrays values would be lost, or read as others, without a word."""
+    kind = getattr(flat, "dtype", np.dtype("O"))
+    if not isinstance(flat, np.ndarray) or flat.ndim != 1 or kind.str not in ("<f2", "<f4", "<f8"):
+        raise InputError(
+            "sums are of NumPy's arrays of one dimension of float16, float32 or float64, not of "
+            f"{type(flat).__name__} of {kind} and shape {np.shape(flat)}; convert and flatten it"
+        )
+    if len(parts.names) != len(parts.sizes) or sum(parts.sizes) != len(flat):
+        raise InputError(
+            f"parts have a name and a size each, and add up to {len(flat)} values here, not names {parts.names!s:.60} "
+            f"and sizes {parts.sizes!s:.60}; name all of the array"
+        )
 
 
 def _cut(flat: np.ndarray, parts: Parts) -> list[tuple[str, np.ndarray]]:

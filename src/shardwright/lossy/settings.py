@@ -50,6 +50,10 @@ class Tolerance:
                 raise InputError(
                     f"{name} must be one of {', '.join(known)}, not {value!r:.40}; choose one"
                 )
+        if not isinstance(self.error_feedback, bool):
+            raise InputError(
+                f"error_feedback is True or False, not {self.error_feedback!r:.40}; choose one"
+            )
         self._check_shares()
         if self.fill != "zero" and self.form == "ring":
             raise InputError(

@@ -6,6 +6,7 @@ device: that which leads towards the receivers.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
@@ -32,16 +33,23 @@ class Recipe:
         for place, command in enumerate(self.setup):
             if said := _failed(command):
                 if place:  # what the first found there is somebody else's
-                    self.revert()
+                    with contextlib.suppress(InputError):  # not all of it was set
+                        self.revert()
                 raise InputError(
                     f"a switch must take every command, but {command!r} said {said!r}; it needs "
                     "root, and a kernel with what it names"
                 )
 
     def revert(self) -> None:
-        """Take back what the commands set, as far as it is there."""
-        for command in self.undo:
-            _failed(command)
+        """Take back what the commands set, as far as it is there; raises InputError where something is not."""
+        said = [
+            f"{command!r} said {words!r}" for command in self.undo if (words := _failed(command))
+        ]
+        if said:
+            raise InputError(
+                f"what is taken back must be there, but {', '.join(said)}; it needs root, and the recipe and "
+                "device that were applied"
+            )
 
 
 def _failed(command: str) -> str:
@@ -63,7 +71,7 @@ def leaves(device: str, rate: str) -> Recipe:
         setup.append(
             f"tc filter add dev {device} parent 1: protocol ip prio 1 u32 match ip dsfield {tos:#04x} 0xfc flowid 1:{leaf}"
         )
-    return Recipe(tuple(setup), _undo(device), f"tc -s class show dev {device}")
+    return Recipe(tuple(setup), (_undone(setup[0]),), f"tc -s class show dev {device}")
 
 
 def selective(device: str, rate: str) -> Recipe:
@@ -76,7 +84,7 @@ def selective(device: str, rate: str) -> Recipe:
         *_leaf(device, 2, f"rate 64kbit ceil {rate} prio 0", DROPPABLE_BYTES),
         f"tc filter add dev {device} parent 1: protocol ip prio 1 u32 {match} flowid 1:2",
     )
-    return Recipe(setup, _undo(device), f"tc -s class show dev {device}")
+    return Recipe(setup, (_undone(setup[0]),), f"tc -s class show dev {device}")
 
 
 def bands(device: str, rate: str) -> Recipe:
@@ -93,7 +101,7 @@ def bands(device: str, rate: str) -> Recipe:
             for selector, value in priorities.items()
         ),
     )
-    undo = ("nft delete table netdev shardwright", *_undo(device))
+    undo = ("nft delete table netdev shardwright", _undone(setup[0]))
     return Recipe(setup, undo, f"tc -s qdisc show dev {device}")
 
 
@@ -112,7 +120,7 @@ def recipe(name: str, device: str, rate: str) -> Recipe:
         raise InputError(
             f"a device has a name as `ip link` shows it, not {device!r:.40}; name the one to shape"
         )
-    if not re.fullmatch(r"\d+(\.\d+)?[kmg]?bit", rate):
+    if not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[kmg]?bit", rate):
         raise InputError(f"a rate is such as 100mbit or 10gbit, not {rate!r:.40}; give the line's")
     return RECIPES[name](device, rate)
 
@@ -131,5 +139,6 @@ def _leaf(device: str, number: int, rates: str, limit: int) -> tuple[str, ...]:
     )
 
 
-def _undo(device: str) -> tuple[str, ...]:
-    return (f"tc qdisc del dev {device} root",)
+def _undone(command: str) -> str:
+    """Return what takes a root queue back: named whole, since the kernel then refuses to take another one."""
+    return command.replace("add", "del", 1)

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ def _without(packets: Packets, lost: np.ndarray) -> Packets:
 
 def seeded_dropper(share: float, seed: int) -> Dropper:
     """Return what loses packets at random, for trials: Linux here may have nothing that does."""
-    if not 0 <= share <= 1:
+    if not isinstance(share, Real) or not 0 <= share <= 1:
         raise InputError(
             f"packets are lost by a share of them, from 0 to 1, not {share!r:.40}; give 0.01"
         )

@@ -103,7 +103,7 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
     watch.tell(f"training as {num_ranks} ranks", 0.5)
     ranks: list[Trained]
     if trial.ranks == "processes":
-        ranks = launch(train_rank, num_ranks, (task,), stops=Stops(heed=False))
+        ranks = launch(train_rank, num_ranks, (task, batches), stops=Stops(heed=False))
     else:
         tell = show("ranks", 0.5)
         ranks = runtime.train_here(captured, ready.program, ready.module, batches, tell)
@@ -124,15 +124,14 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
     )
 
 
-def train_rank(task: Task) -> Trained:
-    """Train as one process: the body of every rank."""
+def train_rank(task: Task, batches: Batches) -> Trained:
+    """Train as one process: the body of every rank. Batches are those of plain PyTorch, since a model that is built
+    without memory draws other ones."""
     from shardwright.runtime.train import build_sharded
     from shardwright.runtime.verify import train_as_rank
 
     ready = prepare(task, lambda source: build_sharded(source).module)
-    return train_as_rank(
-        ready.captured, ready.program, ready.module, ready.batches, tell=lambda _: None
-    )
+    return train_as_rank(ready.captured, ready.program, ready.module, batches, tell=lambda _: None)
 
 
 def prepare(
