@@ -184,20 +184,22 @@ def minimise(
         *_, proposal = dual.propose(FEW)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
         descent.round(0.0, REGION_NODES)
-        cost = capped_cost(own, descent.choice)
-        if cost < best:
-            best, choice = cost, descent.choice.copy()
+        best, choice = _cheaper(own, (best, choice), descent.choice.copy())
         least = min(best, limit)
         if dual.bound >= least * (1 - SLIGHT) or (best < BIG and stopped()):
             break
         exact = _open(own, dual.allowed & (own.cost < BIG))
         if exact is not None:
-            cost = capped_cost(own, exact)
-            if cost < best:
-                best, choice = cost, exact
+            best, choice = _cheaper(own, (best, choice), exact)
             dual.bound = min(best, limit)
             break
     return smaller.expand(choice), constant + min(dual.bound, best, limit)
+
+
+def _cheaper(problem: WideProblem, known: tuple[float, Ints], choice: Ints) -> tuple[float, Ints]:
+    """Return a choice behind its cost, if that is less than that of the one known."""
+    cost = capped_cost(problem, choice)
+    return (cost, choice) if cost < known[0] else known
 
 
 def _advance(dual: Dual, least: float, stopped: Callable[[], bool]) -> None:
