@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from shardwright.core.strategy import Feedback, GradientSync
+from shardwright.errors import InputError
 from shardwright.verbs.compression import notes_of
+from shardwright.verbs.request import Request
 
 
 def test_what_diverges_or_learns_less_is_told_with_a_remedy() -> None:
@@ -23,3 +29,10 @@ def test_what_diverges_or_learns_less_is_told_with_a_remedy() -> None:
         notes = notes_of(sync, optimizer)
         assert len(notes) == len(words)
         assert all(word in note and "; " in note for word, note in zip(words, notes, strict=True))
+
+
+@pytest.mark.parametrize("density", [0.0, 0.5, 2.0, math.inf, math.nan])
+def test_what_sends_all_elements_has_no_other_density(density: float) -> None:
+    for compressor in ("none", "int8"):
+        with pytest.raises(InputError, match="send a share"):
+            Request(compressor=compressor, density=density)

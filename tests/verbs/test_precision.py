@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +67,32 @@ def test_what_has_no_kernels_for_16_bits_is_planned_in_float32_or_refused(
     says = r"has none for a part: .*; plan in float32 \(--precision float32\).*test_precision.py:\d"
     with pytest.raises(PrecisionError, match=says):
         shardwright.plan(Around(part), "1x1xA100", batch=batch, precision="bfloat16")
+
+
+NAMED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.fft.rfft(self.linear(x)).abs().square().mean()
+
+def build():
+    return Net(), {"x": torch.randn(10, 8)}
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("short_climbs")
+def test_so_is_a_model_by_name_whose_batch_is_made_larger(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NAMED)
+    study = api.study(f"{tmp_path}/net.py:build", "1x1xA100", api.Request(global_batch=24))
+    assert study.frontier.best.strategy.precision == "float32"
+    assert any(note.startswith("planned in float32, not in bfloat16") for note in study.notes)
 
 
 @pytest.mark.torch

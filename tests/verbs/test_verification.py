@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import shardwright
 from shardwright.core.plan import Frontier, Objective, Plan
@@ -16,6 +17,7 @@ from shardwright.operators.splitting import find_samples
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
+from shardwright.runtime.verify import Trained, gaps
 from shardwright.verbs.carry import carry_over
 from shardwright.verbs.request import Trial
 from shardwright.verbs.subject import capture
@@ -162,6 +164,25 @@ def test_data_is_given_as_training_takes_it(model: str, batch: str) -> None:
     file.write_text(MODEL + GIVEN.format(batch=batch, then="pass"))
     plan = plan_of(model, Seed(data=2))
     assert shardwright.verify(Frontier(plans=(plan,)), Trial(model=model)).is_equal
+
+
+MASKED = MODEL.replace(
+    "        self.norm =",
+    """        self.register_buffer("mask", torch.full((32,), -torch.inf).masked_fill(torch.arange(32) < 30, 0.0))
+        self.norm =""",
+).replace("torch.relu(self.up(x))", "(self.up(x) + self.mask).softmax(-1)")
+
+
+def test_infinities_of_a_mask_are_equal_and_hide_nothing(model: str) -> None:
+    Path(model.rpartition(":")[0]).write_text(MASKED)
+    found = shardwright.verify(Frontier(plans=(plan_of(model, Seed(data=2)),)), Trial(model=model))
+    assert {row.name: row.difference for row in found.rows}["mask"] == 0
+    assert found.is_equal
+    captured = capture(model, global_batch=8)
+    one, other = torch.zeros(32), torch.full((32,), 1e-3)
+    one[0] = other[0] = -torch.inf
+    ranks, plain = (Trained(losses=(1.0,), tensors={"mask": mask}) for mask in (one, other))
+    assert gaps([ranks], plain, captured)[0].difference == pytest.approx(1.0)
 
 
 def test_another_model_is_refused(model: str) -> None:

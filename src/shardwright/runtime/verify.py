@@ -301,8 +301,10 @@ def _gap(found: Tensor, expected: Tensor) -> float:
     if not expected.numel():
         return 0.0
     found, expected = (_as_real(tensor).double() for tensor in (found, expected))
-    scale = max(float(expected.abs().max()), SMALLEST_SCALE)
-    gap = float((found - expected).abs().max()) / scale
+    # Masks are of minus infinity: less itself that is no number, and as a scale it would hide all else.
+    apart = torch.where(found == expected, 0.0, (found - expected).abs())
+    finite = torch.where(expected.isfinite(), expected, 0.0)
+    gap = float(apart.max()) / max(float(finite.abs().max()), SMALLEST_SCALE)
     return gap if gap == gap else float("inf")  # noqa: PLR0124  # NaN is as far as can be
 
 

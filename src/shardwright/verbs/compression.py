@@ -18,7 +18,7 @@ def check_compression(request: Request) -> None:
     _check_error_feedback(request)
     if request.allow_compression:
         _check_allowed(request)
-    elif (request.compressor in SPARSE) != (request.density < 1) or not request.density > 0:
+    elif not _is_density(request):
         raise InputError(
             "top-k and gtop-k send a share of a gradient's elements, above 0 and below 1, and other compressors "
             f"all of them, but the compressor is {request.compressor} and the density "
@@ -39,6 +39,13 @@ def check_compression(request: Request) -> None:
             "what compressed gradients owe would change its unit with the scale of the loss; plan for "
             f"bfloat16 or float32, or leave out {_option(request)}"
         )
+
+
+def _is_density(request: Request) -> bool:
+    """Whether a density is one that the compressor has."""
+    if request.compressor in SPARSE:
+        return 0 < request.density < 1
+    return request.density == 1
 
 
 def _check_error_feedback(request: Request) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import KEPT_AS
 from shardwright.core.strategy import GradientSync, Strategy
-from shardwright.errors import CaptureError, InputError
+from shardwright.errors import CaptureError, InputError, PrecisionError
 from shardwright.files import clusterfile
 from shardwright.planner.search import Training
 from shardwright.verbs.compression import feedback_of, least_sent
@@ -64,7 +64,8 @@ def capture(
                 outputs=outputs,
             )
         except CaptureError as error:
-            _say_if_resized(error, source, example, seq)
+            if not isinstance(error, PrecisionError):  # which is no matter of rows
+                _say_if_resized(error, source, example, seq)
             if error.place or not source.place:
                 raise
             raise type(error)(str(error), place=source.place) from error

@@ -12,9 +12,15 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import NoPlan
 from shardwright.planner.cost import price
+from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.lower import lower
 from shardwright.planner.model import arrangements
-from shardwright.planner.model.arrangements import Arrangement, shapes
+from shardwright.planner.model.arrangements import (
+    Arrangement,
+    device_counts,
+    microbatch_counts,
+    shapes,
+)
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import (
     Limits,
@@ -26,9 +32,10 @@ from shardwright.planner.search import (
 )
 from shardwright.planner.search.candidates import explore, to_strategy
 from shardwright.planner.search.goals import Goal
-from shardwright.planner.search.named import named_strategies
+from shardwright.planner.search.named import as_strategy, named_strategies
 from shardwright.planner.search.proposers import shortlist
 from shardwright.planner.simulate import simulate_on
+from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, mlp, residual
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_climbs")]
@@ -257,6 +264,29 @@ def test_arrangements_divide_the_batch() -> None:
     assert all(6 % (a.data * a.microbatches) == 0 for a in found)
     assert not any(a.data == 4 for a in found)
     assert any(a.stages == 2 for a in found)
+
+
+def test_batches_that_are_no_powers_of_two_are_cut_as_far_as_they_divide() -> None:
+    context = Context.of(mlp(batch=36), cluster(1, 2), CostTable(), Training())
+    assert microbatch_counts(context, 1, 1) == (1, 2, 4, 9, 18, 36)
+    assert microbatch_counts(context, 2, 5) == (6, 18)
+    assert microbatch_counts(context, 12, 4) == (3,)  # no more fill four stages
+    assert microbatch_counts(context, 5, 1) == ()
+
+
+def test_stages_that_no_power_of_two_fills_make_a_pipeline() -> None:
+    graph, where = mlp(batch=7, width=64, depth=6), cluster(3, 1, flops=1e8, near=1e9, far=1e7)
+    found = search(graph, where, CostTable(), limits=FEW).best
+    context = Context.of(graph, where, CostTable(), Training())
+    seed = Seed(stages=3, num_microbatches=7)
+    assert found.predicted.step_seconds <= evaluate(context, as_strategy(context, seed)).seconds
+    assert len(found.strategy.meshes) > 1
+
+
+def test_one_of_three_hosts_may_be_enough() -> None:
+    graph, where = mlp(width=64), cluster(3, 2, flops=1e8, near=1e10, far=1e5)
+    assert device_counts(Context.of(graph, where, CostTable(), Training())) == (6, 3, 2, 1)
+    assert search(graph, where, CostTable(), limits=FEW).best.strategy.devices == (0, 1)
 
 
 def test_heavy_layers_on_slow_links_are_not_split_and_on_fast_links_are() -> None:

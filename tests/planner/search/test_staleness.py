@@ -8,11 +8,19 @@ import pytest
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import REPLICATE
 from shardwright.core.plan import Frontier, Objective
+from shardwright.core.strategy import Strategy
 from shardwright.planner.model.training import Training
-from shardwright.planner.search import Limits, search
+from shardwright.planner.search import Limits, begun, search
+from shardwright.planner.search.loop import run
+from shardwright.planner.search.named import as_strategy
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.proposers.late import late
+from shardwright.planner.space import Seed, check_strategy
 from shardwright.report.text import frontier_table
-from tests.planner.search.models import cluster, mlp
+from tests.planner.search.models import Sketch, cluster, mlp
 
 pytestmark = pytest.mark.usefixtures("short_climbs")
 
@@ -83,6 +91,56 @@ def test_with_more_stages_than_late_gradients_are_allowed_weights_are_double_buf
         assert 2 < stages <= pipeline.num_microbatches
         assert f"{pipeline.num_microbatches} microbatches" in plan.strategy.label
         assert any("one update late, whatever" in note for note in plan.notes)
+
+
+def twins(batch: int = 8, width: int = 16, depth: int = 3) -> OperatorGraph:
+    """Two inputs through the same layers one after the other, every layer of each a block."""
+    sketch = Sketch(batch)
+    y = sketch.outside("y", (batch,), "input", "int64")
+    known: dict[str, int] = {}
+    ends: list[int] = []
+    for side in ("left", "right"):
+        x = sketch.outside(side, (batch, width), "input")
+        for layer in range(depth):
+            name = f"layer{layer}.weight"
+            if name not in known:
+                known[name] = sketch.outside(name, (width, width), "parameter")
+            inputs = {"input": x, "weight": known[name]}
+            x = sketch.apply("aten.linear.default", inputs, (batch, width))
+            x = sketch.apply("aten.relu.default", {"self": x}, (batch, width))
+            sketch.close_block(f"{side}{layer}", "layer")
+        ends.append(x)
+    x = sketch.apply(
+        "aten.add.Tensor", dict(zip(("self", "other"), ends, strict=True)), (batch, width)
+    )
+    return sketch.finish("twins", sketch.linear(x, 8, "head"), y)
+
+
+def looked_at(pool: Pool) -> list[Strategy]:
+    """Propose what is late; return all that a pool looked at, which can be run."""
+    run(pool, late)
+    strategies = [one.strategy for one in pool.evaluations]
+    for one in strategies:
+        check_strategy(pool.context.graph, one, pool.context.facts.samples)
+    return strategies
+
+
+def test_no_parameter_that_two_stages_read_is_updated_late() -> None:
+    """Their gradients would have to meet."""
+    pool = begun(twins(), MACHINE, CostTable(), limits=Limits(staleness=2))
+    assert looked_at(pool) == []
+    assert any("is used by stages 0, 1" in why for why in pool.refused)
+
+
+def test_what_a_pipeline_shards_is_whole_where_it_is_never_flushed() -> None:
+    pool = begun(GRAPH, cluster(1, 4), CostTable(), limits=Limits(staleness=1))
+    sharded = as_strategy(pool.context, Seed(stages=2, data=2, zero=3, num_microbatches=2))
+    pool.try_out(sharded)
+    made = [one for one in looked_at(pool) if one.configs == sharded.configs and one != sharded]
+    assert made
+    for one in made:
+        assert not one.pipeline.is_flushed
+        assert {config.rest for config in one.parameters} == {(REPLICATE,)}
 
 
 def test_less_late_is_better() -> None:

@@ -113,8 +113,9 @@ def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
 
 
 def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:
-    """Return powers of two that divide a device's samples, at most ``MOST_MICROBATCHES`` and enough
-    to fill the stages where possible; none where the batch does not divide."""
+    """Return powers of two that divide a device's samples, then whatever divides them, in steps of two and more; at
+    most ``MOST_MICROBATCHES``, and enough to fill the stages where possible, else the most; none where the batch
+    does not divide."""
     samples, rest = divmod(global_batch(context), data)
     if rest:
         return ()
@@ -123,18 +124,23 @@ def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ..
     counts, samples = [1], math.gcd(samples, context.facts.samples.common)
     while samples % (2 * counts[-1]) == 0 and counts[-1] < MOST_MICROBATCHES:
         counts.append(2 * counts[-1])
+    for count in divisors(samples):
+        if count >= 2 * counts[-1]:
+            counts.append(count)
     full = tuple(count for count in counts if count >= stages)
-    return full[:MAX_FILLS] if stages > 1 else tuple(counts)
+    return (full[:MAX_FILLS] or (counts[-1],)) if stages > 1 else tuple(counts)
 
 
 def device_counts(context: Context) -> tuple[int, ...]:
-    """Return all devices, then halves of them while whole hosts or equal parts of one remain."""
-    counts = [context.num_devices]
-    while counts[-1] % 2 == 0:
-        counts.append(counts[-1] // 2)
-    if counts[-1] != 1:
-        counts.append(1)
-    return tuple(counts)
+    """Return all devices and those of the first host, both halved as often as they divide, and one; most first."""
+    devices = context.cluster.devices[: context.num_devices]
+    counts = {1}
+    for count in (len(devices), sum(one.host == devices[0].host for one in devices)):
+        counts.add(count)
+        while count % 2 == 0:
+            count //= 2
+            counts.add(count)
+    return tuple(sorted(counts, reverse=True))
 
 
 def _widest(cluster: Cluster) -> int:

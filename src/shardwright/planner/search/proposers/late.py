@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from shardwright.core.staleness import ACCUMULATES, Staleness
 from shardwright.core.strategy import ParameterConfig, Pipeline, Strategy
+from shardwright.planner.model.context import Context
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.named import as_strategy, tensor_width
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.space import Seed
+from shardwright.planner.space import Seed, check_strategy
+from shardwright.planner.space.configs import wanted_as
 
 # Of those that are equally late the ones that come nearest to synchronous training; where the optimizer has no
 # state there is nothing to predict from.
@@ -35,25 +38,40 @@ def late(pool: Pool) -> Proposals:
         for mode in PREDICTED if has_state else STASHED:
             # Whatever they promise: they may need less memory than any other.
             for seed in _cut_by_flops(pool, stages, mode):
-                made = partial(as_strategy, pool.context, seed)
-                yield Proposal(0.0, partial(pool.try_made, seed.label, made))
-            for strategy in _like_synchronous(pool, stages, mode):
-                yield Proposal(0.0, partial(pool.try_out, strategy))
+                yield _proposal(pool, seed.label, partial(as_strategy, pool.context, seed))
+            for flushed in _like_synchronous(pool, stages):
+                yield _proposal(
+                    pool, flushed.label, partial(_never_flushed, pool.context, flushed, mode)
+                )
     if pool.staleness:
-        for strategy in _double_buffered(pool, most):
-            yield Proposal(0.0, partial(pool.try_out, strategy))
+        for flushed in _double_buffered(pool, most):
+            yield _proposal(
+                pool, flushed.label, partial(_never_flushed, pool.context, flushed, "2bw")
+            )
+
+
+def _proposal(pool: Pool, what: str, make: Callable[[], Strategy]) -> Proposal:
+    """Return the proposal of a pipeline if it is legal, which judging does not ask, and what has a flush does not tell:
+    a parameter that two stages read has no version that a stage updates by itself."""
+
+    def made() -> Strategy:
+        strategy = make()
+        check_strategy(pool.context.graph, strategy, pool.context.facts.samples)
+        return strategy
+
+    return Proposal(0.0, partial(pool.try_made, what, made))
 
 
 def _double_buffered(pool: Pool, most: int) -> list[Strategy]:
-    """Return pipelines of more stages than the others may have, whose gradients are one update late all the same: of
-    every number of stages the fastest synchronous ones, of one device a stage and of more."""
+    """Return what pipelines of more stages than the others may have, whose gradients are one update late all the same,
+    are made of: of every number of stages the fastest synchronous ones, of one device a stage and of more."""
     found: dict[tuple[int, bool], Strategy] = {}
     for one in pool.fitting:
         strategy, stages = one.strategy, len(one.strategy.meshes)
         has_pieces = strategy.pipeline.num_microbatches >= stages
         if stages > most and has_pieces and _has_stages(strategy, stages):
             found.setdefault((stages, len(strategy.devices) > stages), strategy)
-    return [_never_flushed(one, "2bw") for one in found.values()]
+    return [*found.values()]
 
 
 def _cut_by_flops(pool: Pool, stages: int, mode: Staleness) -> list[Seed]:
@@ -67,11 +85,11 @@ def _cut_by_flops(pool: Pool, stages: int, mode: Staleness) -> list[Seed]:
     ]
 
 
-def _like_synchronous(pool: Pool, stages: int, mode: Staleness) -> list[Strategy]:
-    """Return the fastest synchronous pipelines of so many stages, of one device each and of more, never flushed."""
+def _like_synchronous(pool: Pool, stages: int) -> list[Strategy]:
+    """Return the fastest synchronous pipelines of so many stages, of one device each and of more."""
     alike = [one.strategy for one in pool.fitting if _has_stages(one.strategy, stages)]
     found = {len(one.devices) > stages: one for one in reversed(alike)}
-    return [_never_flushed(found[is_wide], mode) for is_wide in sorted(found)]
+    return [found[is_wide] for is_wide in sorted(found)]
 
 
 def _has_stages(strategy: Strategy, stages: int) -> bool:
@@ -81,8 +99,9 @@ def _has_stages(strategy: Strategy, stages: int) -> bool:
     return strategy.pipeline.is_flushed and len(meshes) == stages and apart
 
 
-def _never_flushed(strategy: Strategy, mode: Staleness) -> Strategy:
-    """Return a pipeline that is never flushed, whose stages hold whole what they update."""
+def _never_flushed(context: Context, strategy: Strategy, mode: Staleness) -> Strategy:
+    """Return a pipeline that is never flushed, whose stages hold what they update as operators read it."""
+    graph, samples = context.graph, context.facts.samples
     pieces, dropped = 1, _DROPPED
     if mode in ACCUMULATES:
         pieces, dropped = strategy.pipeline.num_microbatches, _UPDATED_WHOLE
@@ -91,11 +110,10 @@ def _never_flushed(strategy: Strategy, mode: Staleness) -> Strategy:
         for word in strategy.label.split(", ")
         if not dropped.match(word)
     ]
+    read = [wanted_as(graph, samples, tensor, strategy.configs) for tensor in graph.parameters]
     return replace(
         strategy,
         pipeline=Pipeline(staleness=mode, num_microbatches=pieces),
-        parameters=tuple(
-            [ParameterConfig(rest=p.rest, optimizer=p.rest) for p in strategy.parameters]
-        ),
+        parameters=tuple([ParameterConfig(rest=rest, optimizer=rest) for rest in read]),
         label=", ".join(words),
     )
