@@ -122,9 +122,7 @@ def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ..
     if context.facts.samples.blocker:
         return (1,)
     counts, samples = [1], math.gcd(samples, context.facts.samples.common)
-    while samples % (2 * counts[-1]) == 0 and counts[-1] < MOST_MICROBATCHES:
-        counts.append(2 * counts[-1])
-    for count in divisors(samples):
+    for count in sorted(divisors(samples), key=lambda one: one & (one - 1) > 0):  # powers first
         if count >= 2 * counts[-1]:
             counts.append(count)
     full = tuple(count for count in counts if count >= stages)
