@@ -161,6 +161,20 @@ def test_settings_that_differ_hosts_of_others_and_closed_networks_are_refused() 
     run_ranks(2, refuse, timeout=40)
 
 
+def refuse_on_one() -> str:
+    mine = dist.get_rank()
+    with pytest.raises(InputError) as refused:
+        lossy.register(parallel(), Tolerance(), host="192.0.2.1" if mine else HERE)
+    dist.barrier()  # nobody is left in the middle of a message
+    return str(refused.value)
+
+
+def test_all_ranks_learn_that_one_has_a_host_of_others() -> None:
+    first, second = run_ranks(2, refuse_on_one, timeout=40)
+    assert second.startswith("packets come to an IPv4 address of this host, but host='192.0.2.1'")
+    assert first == f"rank 1 cannot be reached, and rank 0 ends with it: {second}"
+
+
 def wait_for_the_dead() -> str:
     rank = lossy.join(dist.group.WORLD, Transport(timeout=2), host=HERE)  # type: ignore[arg-type]
     if rank.rank == 1:

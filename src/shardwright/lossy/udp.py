@@ -48,8 +48,7 @@ class UdpRank:
         dropper: Dropper | None = None,
     ) -> None:
         transport = transport or Transport()
-        self._sockets = Sockets(host, transport.ports, transport.packet_bytes)
-        said = gather((self._sockets.address, secrets.token_bytes(16), transport))
+        self._sockets, said = _introduced(gather, rank, host, transport)
         if any(one[2] != transport for one in said):
             self._sockets.close()
             raise InputError(
@@ -163,6 +162,28 @@ class UdpRank:
             if self._bell[0] in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._bell[0].recv(4096)
+
+
+def _introduced(
+    gather: Gather, rank: int, host: str, transport: Transport
+) -> tuple[Sockets, list[tuple[tuple[str, int], bytes, Transport]]]:
+    """Open a rank's sockets; return them, and of every rank its address, a key and its settings. Where a rank has no
+    sockets all learn of it: the others would wait for it."""
+    sockets, refusal = None, ""
+    try:
+        sockets = Sockets(host, transport.ports, transport.packet_bytes)
+    except InputError as error:
+        refusal = str(error)
+    mine = None if sockets is None else (sockets.address, secrets.token_bytes(16), transport)
+    said = gather((refusal, mine))
+    if sockets is None:
+        raise InputError(refusal)
+    refused = [(place, words) for place, (words, _) in enumerate(said) if words]
+    if refused:
+        sockets.close()
+        place, words = refused[0]
+        raise InputError(f"rank {place} cannot be reached, and rank {rank} ends with it: {words}")
+    return sockets, [one for _, one in said]
 
 
 def _without(packets: Packets, lost: np.ndarray) -> Packets:
