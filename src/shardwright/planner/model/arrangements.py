@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.legality import MOST_MICROBATCHES, divisors
+from shardwright.core.legality import divisors
 from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.strategy import Mesh
 from shardwright.operators.splitting.samples import batch_size
