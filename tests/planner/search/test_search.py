@@ -289,6 +289,17 @@ def test_one_of_three_hosts_may_be_enough() -> None:
     assert search(graph, where, CostTable(), limits=FEW).best.strategy.devices == (0, 1)
 
 
+def test_a_device_alone_is_looked_at_where_starting_operators_is_most_of_a_step() -> None:
+    """The additive model takes it and four devices that all do the same for equals."""
+    graph, where = mlp(batch=36, width=32, depth=12), cluster(8, 4, far=1e9)
+    best = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
+    assert best.strategy.label == "single device"
+    context = Context.of(graph, where, CostTable(), Training())
+    for count in (1, 2, 4):
+        plain = evaluate(context, as_strategy(context, Seed(data=count)))
+        assert best.predicted.step_seconds <= plain.seconds
+
+
 def test_heavy_layers_on_slow_links_are_not_split_and_on_fast_links_are() -> None:
     graph = mlp(batch=64, width=512, depth=3)
     slow = search(graph, cluster(2, 1, flops=1e12, far=1e5), CostTable(), limits=FEW).best

@@ -26,6 +26,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.proposers.known import plain
 from shardwright.planner.search.proposers.shortlist import shortlist
 from shardwright.planner.search.steering import BUDGET, CLOSE, FEW
 
@@ -55,6 +56,8 @@ def _arrangements(pool: Pool, counts: tuple[int, ...]) -> Proposals:
         if pool.fastest > CLOSE * _least_flat(pool, count):
             yield from solver.best_first(free_axes(context, count), part)
         yield from solver.best_first((one for one in plans if one[0].stages > 1), part)
+        if count < counts[0]:
+            yield from plain(pool, count)
     pool.complete = not solver.is_beaten
     yield from solver.lean()
     yield from shortlist(pool)

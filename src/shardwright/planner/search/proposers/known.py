@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from shardwright.planner.search.asked import asked_for
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.named import (
     Named,
+    as_strategy,
     grid_strategies,
     least_seconds,
     named_strategies,
 )
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import HOPELESS
-from shardwright.planner.space import Placement
+from shardwright.planner.space import Placement, Seed
 
 
 def known(pool: Pool) -> Proposals:
@@ -26,6 +28,15 @@ def known(pool: Pool) -> Proposals:
 def grids(pool: Pool) -> Proposals:
     """Propose tensor parallelism in two and three dimensions."""
     return _first_that_fit(pool, grid_strategies(pool.context), is_first=False)
+
+
+def plain(pool: Pool, count: int) -> Proposals:
+    """Propose plain data parallelism on so many devices: where starting operators and messages is most of a step, what
+    adds up does not tell few devices from fewer."""
+    if pool.even_split(count) < pool.fastest:
+        with suppress(ValueError):
+            strategy = as_strategy(pool.context, Seed(data=count))
+            yield Proposal(least_seconds(pool.context, strategy), partial(pool.try_out, strategy))
 
 
 def asked(wanted: str | Placement, pool: Pool) -> Proposals:
