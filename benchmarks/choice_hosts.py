@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Measured, Plan
+from shardwright.core.strategy import GradientSync
 from shardwright.files.planfile import PlanFile, read_plan_file, write_plan
 from shardwright.planner.search import labels, surveyed
 from shardwright.report.story import PlanStory
@@ -175,8 +176,12 @@ class Hosts:
         document = planned()
         measured = known_costs(where=environment_of(self.cluster))
         graph = capture(model, global_batch=ALL[name], precision="float32").graph
+        sync = GradientSync()  # gradients travel whole in what all plans are held against
         whole = replace(
-            training_of(document.frontier.best.strategy), compressor="none", density=1.0
+            training_of(document.frontier.best.strategy),
+            compressor=sync.compressor,
+            density=sync.density,
+            feedback=sync.feedback,
         )
         survey = surveyed(graph, self.cluster, measured, document.frontier, whole)
         first, *others = survey.plain
