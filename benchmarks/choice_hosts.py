@@ -176,14 +176,9 @@ class Hosts:
         document = planned()
         measured = known_costs(where=environment_of(self.cluster))
         graph = capture(model, global_batch=ALL[name], precision="float32").graph
-        sync = GradientSync()  # gradients travel whole in what all plans are held against
-        whole = replace(
-            training_of(document.frontier.best.strategy),
-            compressor=sync.compressor,
-            density=sync.density,
-            feedback=sync.feedback,
-        )
-        survey = surveyed(graph, self.cluster, measured, document.frontier, whole)
+        # Gradients travel whole in what all plans are held against.
+        whole = replace(document.frontier.best.strategy, gradient_sync=GradientSync())
+        survey = surveyed(graph, self.cluster, measured, document.frontier, training_of(whole))
         first, *others = survey.plain
         best = document.frontier.best  # which runs however long it takes, as what one has does
         every = [first, best, *others, *document.frontier.plans, *described.plans]

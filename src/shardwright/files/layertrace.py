@@ -51,8 +51,8 @@ def parse_layer_trace(text: str, name: str = "trace") -> LayerTrace:
     columns = _columns([cell.strip().lower() for cell in header], name)
     layers, others = list[TracedLayer](), dict[str, float]()
     for place, (number, cells) in enumerate(rows):
+        check_width(cells, header, f"{name}, row {number}")
         try:
-            check_width(cells, header)
             _take(_layer(cells, columns, place), layers, others)
         except InputError as error:
             raise InputError(f"{name}, row {number}: {error}") from error

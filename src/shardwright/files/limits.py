@@ -71,11 +71,11 @@ def numbered_rows(
     return [(number, cells) for number, cells in rows if any(map(str.strip, cells))]
 
 
-def check_width(cells: list[str], header: list[str]) -> None:
+def check_width(cells: list[str], header: list[str], place: str) -> None:
     """Raise InputError for a row of more cells than columns: a comma inside a number makes two of it."""
     if any(map(str.strip, cells[len(header) :])):
         raise InputError(
-            f"it has {len(cells)} cells, but there are {len(header)} columns; write numbers without commas (1024), "
+            f"{place}: it has {len(cells)} cells, but there are {len(header)} columns; write numbers without commas (1024), "
             "and names with commas in quotes"
         )
 

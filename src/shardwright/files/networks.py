@@ -49,10 +49,7 @@ def read_points(path: str | Path) -> Points:
         raise InputError(f"{path} must begin with bytes,seconds; {_ACCEPTED}")
     points: dict[float, float] = {}
     for number, row in rows[: MOST_POINTS + 1]:
-        try:
-            check_width(row, header)
-        except InputError as error:
-            raise InputError(f"{path}, row {number}: {error}") from error
+        check_width(row, header, f"{path}, row {number}")
         size, seconds = _point(row)
         if math.isnan(size) or size in points:
             raise InputError(
